@@ -1,0 +1,206 @@
+"""What the console knows of each node, and the pure function that brings it up to date.
+
+``reduce(state, change) -> state`` does no I/O, reads no clock and never mutates.
+Times named ``*_s`` are the console's own monotonic clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from remote_agent.protocol.messages import (
+    Actor,
+    Event,
+    Failure,
+    Finding,
+    Gap,
+    HelloResult,
+    HostSample,
+    Probe,
+    Progress,
+    Resident,
+    RunState,
+    Sample,
+    StageRecord,
+    StatusResult,
+    Tier,
+)
+
+LOG_LINES = 200
+RUNS_KEPT = 20
+
+
+class LinkStatus(str, enum.Enum):
+    """None of these says anything about a run."""
+
+    IDLE = "idle"
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    SILENT = "silent"
+    DISCONNECTED = "disconnected"
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """``reason`` is one cleaned line; ``since_s`` when this status began; ``final``: no retry will be made."""
+
+    status: LinkStatus = LinkStatus.IDLE
+    since_s: float = 0.0
+    reason: str | None = None
+    retry_at_s: float | None = None
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class StageBaseline:
+    """Medians of earlier ready runs, nanoseconds; ``recent_wall_ns`` oldest first."""
+
+    count: int
+    wall_ns: int
+    stages_ns: Mapping[str, int]
+    recent_wall_ns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as a panel shows it. ``accepted_mono_ns`` is the host's clock; see `NodeState.clock_offset_ns`."""
+
+    run_uid: str
+    recipe: str
+    recipe_hash: str
+    model: str
+    actor: Actor
+    state: RunState
+    tier_from: Tier
+    accepted_mono_ns: int | None
+    accepted_wall_ns: int
+    devices: tuple[str, ...] = ()
+    tier_to: Tier | None = None
+    stages: tuple[StageRecord, ...] = ()
+    progress: Progress | None = None
+    wall_ns: int | None = None
+    unattributed_ns: int | None = None
+    first_output_ns: int | None = None
+    output: str | None = None
+    failure: Failure | None = None
+    baseline: StageBaseline | None = None
+
+    @property
+    def current_stage(self) -> StageRecord | None:
+        """The stage that runs now, the latest in order where several do."""
+        running = [stage for stage in self.stages if stage.status.value == "running"]
+        return running[-1] if running else None
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a node's event log, already cleaned."""
+
+    t_wall_ns: int
+    run_uid: str | None
+    severity: str
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """Everything a panel draws. Remote text in here has passed `clean`.
+
+    ``clock_offset_ns``: console monotonic minus host monotonic, the smallest seen.
+    ``latest_run`` is the run a panel shows. ``residents`` is None until the node was asked.
+    """
+
+    name: str
+    tags: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    link: LinkState = field(default_factory=LinkState)
+    hello: HelloResult | None = None
+    probe: Probe | None = None
+    host: HostSample | None = None
+    residents: tuple[Resident, ...] | None = None
+    runs: Mapping[str, RunView] = field(default_factory=dict)
+    latest_run: str | None = None
+    clock_offset_ns: int | None = None
+    log: tuple[LogLine, ...] = ()
+
+    @property
+    def run(self) -> RunView | None:
+        return self.runs.get(self.latest_run) if self.latest_run else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the node can be asked now; otherwise its unfinished runs show as ``unknown``."""
+        return self.link.status is LinkStatus.CONNECTED
+
+
+# --- what can happen to a node -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinkChanged:
+    link: LinkState
+
+
+@dataclass(frozen=True)
+class HelloReceived:
+    hello: HelloResult
+    console_mono_ns: int
+
+
+@dataclass(frozen=True)
+class StatusReceived:
+    status: StatusResult
+
+
+@dataclass(frozen=True)
+class ProbeReceived:
+    probe: Probe
+
+
+@dataclass(frozen=True)
+class EventReceived:
+    event: Event
+    console_mono_ns: int
+
+
+@dataclass(frozen=True)
+class SampleReceived:
+    sample: Sample
+    console_mono_ns: int
+
+
+@dataclass(frozen=True)
+class GapReceived:
+    gap: Gap
+
+
+@dataclass(frozen=True)
+class BaselineLoaded:
+    """History's medians for the runs of one recipe from one tier."""
+
+    recipe_hash: str
+    tier_from: Tier
+    baseline: StageBaseline
+
+
+@dataclass(frozen=True)
+class LocalFinding:
+    """Something the console itself has to say about a node."""
+
+    t_wall_ns: int
+    finding: Finding
+
+
+Change = (
+    LinkChanged
+    | HelloReceived
+    | StatusReceived
+    | ProbeReceived
+    | EventReceived
+    | SampleReceived
+    | GapReceived
+    | BaselineLoaded
+    | LocalFinding
+)

@@ -1,0 +1,1 @@
+"""What travels between a console and an agent: types, codec, frames and JSON-RPC. Nothing here does I/O."""

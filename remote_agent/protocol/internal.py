@@ -1,0 +1,184 @@
+"""Messages between agentd and its own children on one host: preflight, zygote, worker, sampler.
+
+One message a frame: ``{"type": NAME, ...fields}`` over a socket pair. Both ends are
+of one version, except the keeper, whose few words never change (see `keeper`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+from remote_agent.protocol.codec import DecodeError, decode, encode
+from remote_agent.protocol.framing import ProtocolError, frame
+from remote_agent.protocol.messages import Failure, Finding, Gpu, Recipe, StageStatus, Tier
+
+
+@dataclass(frozen=True)
+class ShardIdentity:
+    """What a shard must still be after its last byte was read. Times in nanoseconds."""
+
+    path: str
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """The preflight child's only message."""
+
+    ok: bool
+    shards: tuple[ShardIdentity, ...]
+    bytes: int
+    tensors: int
+    cached_bytes: int | None
+    failure: Failure | None
+    extra: Mapping[str, Union[int, float, str, bool, None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ZygoteReady:
+    """Imports are done. ``fingerprint_paths``: directories whose change means other packages."""
+
+    pid: int
+    python: str
+    versions: Mapping[str, str]
+    import_ns: int
+    threads: int
+    fingerprint_paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ZygoteFork:
+    """Fork a worker. Sent with two descriptors: the worker's socket and its stderr."""
+
+    environment: Mapping[str, str]
+    preimport: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ZygoteForked:
+    """``pid`` is an orphan: agentd, the child subreaper, is its parent now."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class ZygoteRefused:
+    """Forking would not be safe; agentd spawns a fresh worker and the run says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """The first message to a worker: one run on one device (``cpu`` or a GPU UUID).
+
+    ``init_mono_ns``: when agentd asked for the worker, where the ``init`` stage starts.
+    """
+
+    run_uid: str
+    recipe: Recipe
+    device: str
+    init_mono_ns: int
+    cache_directory: str
+    zygote_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerGo:
+    """Preflight has passed: the device may be touched now."""
+
+    shards: tuple[ShardIdentity, ...]
+
+
+@dataclass(frozen=True)
+class WorkerStage:
+    """A stage of this worker began (``end_mono_ns`` None) or is over."""
+
+    stage: str
+    status: StageStatus
+    start_mono_ns: int
+    end_mono_ns: int | None = None
+    bytes: int | None = None
+    rate_bytes_s: float | None = None
+    ceiling_bytes_s: float | None = None
+    path: str | None = None
+    reason: str | None = None
+    extra: Mapping[str, Union[int, float, str, bool, None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerProgress:
+    stage: str
+    done: int
+    total: int | None
+    unit: str = "bytes"
+    rate_bytes_s: float | None = None
+    ceiling_bytes_s: float | None = None
+
+
+@dataclass(frozen=True)
+class WorkerFinding:
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    """Every stage is done and the worker holds the model. ``first_output_mono_ns`` is a point in time."""
+
+    first_output_mono_ns: int
+    output: str
+    tier: Tier
+    bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerFailed:
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkerRelease:
+    """Let go of the model and exit."""
+
+
+@dataclass(frozen=True)
+class SamplerReport:
+    """One look at every GPU. ``status`` is ``absent`` where there is no NVIDIA driver."""
+
+    status: str
+    t_mono_ns: int
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+InternalMessage = Union[
+    PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerGo, WorkerStage,
+    WorkerProgress, WorkerFinding, WorkerReady, WorkerFailed, WorkerRelease, SamplerReport,
+]  # fmt: skip
+
+_TYPES: dict[str, type] = {cls.__name__: cls for cls in InternalMessage.__args__}
+
+
+def dump(message: InternalMessage) -> bytes:
+    """Return ``message`` as one frame."""
+    return frame(json.dumps({"type": type(message).__name__, **encode(message)}, separators=(",", ":")).encode())
+
+
+def parse(line: bytes) -> InternalMessage:
+    """Return the message of one frame. Raises: ProtocolError if it is none."""
+    try:
+        content = json.loads(line)
+        cls = _TYPES[content.pop("type")]
+        message: InternalMessage = decode(cls, content)
+        return message
+    except (ValueError, KeyError, AttributeError, TypeError, DecodeError) as error:
+        raise ProtocolError(f"not a message between agentd and its children: {line[:80]!r}") from error

@@ -1,0 +1,649 @@
+"""Every type that crosses the wire, frozen; the one place where they are defined.
+
+Times: ``*_mono_ns`` is the host's CLOCK_MONOTONIC, ``*_wall_ns`` is its Unix
+time, ``start_ns`` counts from the acceptance of ``run.start``. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Union
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+FRAME_LIMIT_BYTES = 1 << 20
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Tier(str, enum.Enum):
+    """How warm a model is on a node, coldest first."""
+
+    COLD = "cold"
+    CACHED = "cached"
+    HOST = "host"
+    RESIDENT = "resident"
+    STANDBY = "standby"
+    PARKED = "parked"
+
+
+class RunState(str, enum.Enum):
+    """Where a run stands, as its host says it."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    READY = "ready"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    STUCK = "stuck"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self not in (RunState.QUEUED, RunState.RUNNING)
+
+
+class StageStatus(str, enum.Enum):
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    REUSED = "reused"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        return self not in (StageStatus.PENDING, StageStatus.RUNNING)
+
+
+NATIVE_STAGES = (
+    "queue",
+    "probe",
+    "preflight",
+    "init",
+    "context",
+    "weights",
+    "assign",
+    "compile",
+    "first_request",
+    "hold",
+)
+"""Canonical order of a native run's stages; attribution follows it."""
+
+
+# --- recipes ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A checkpoint on the host: a directory, or one ``.safetensors`` file."""
+
+    path: str
+    revision: str | None = None
+    adapter: Literal["native", "engine"] = "native"
+
+    def __post_init__(self) -> None:
+        if not self.path or "\0" in self.path:
+            raise ValueError("path: must name a file or directory on the host")
+
+
+@dataclass(frozen=True)
+class WeightsPolicy:
+    """How bytes reach the device, and what a load leaves in the page cache."""
+
+    path: Literal["auto", "mapped", "staged", "direct"] = "auto"
+    page_cache: Literal["keep", "bypass"] = "keep"
+
+
+@dataclass(frozen=True)
+class CompilePolicy:
+    """``off`` warms kernels only; ``layer`` compiles the repeated layer."""
+
+    mode: Literal["off", "layer", "model"] = "off"
+    cache_directory: str | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One input shape to warm: ``batch`` sequences of ``tokens`` tokens."""
+
+    batch: int = 1
+    tokens: int = 128
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= 4096:
+            raise ValueError(f"batch: {self.batch} is not within 1..4096")
+        if not 1 <= self.tokens <= 1 << 20:
+            raise ValueError(f"tokens: {self.tokens} is not within 1..1048576")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise ValueError(f"temperature: {self.temperature} is not within 0..100")
+
+
+@dataclass(frozen=True)
+class FirstRequest:
+    """The one real request that proves readiness.
+
+    With ``prompt`` the checkpoint's tokenizer is used; without it ``prompt_tokens``
+    ids are drawn deterministically from the vocabulary. ``shapes`` are warmed before.
+    """
+
+    kind: Literal["auto", "generate", "encode"] = "auto"
+    prompt: str | None = None
+    prompt_tokens: int = 128
+    batch: int = 1
+    max_new_tokens: int = 1
+    shapes: tuple[Shape, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        Shape(self.batch, 1)
+        if not 1 <= self.prompt_tokens <= 1 << 20:
+            raise ValueError(f"prompt_tokens: {self.prompt_tokens} is not within 1..1048576")
+        if not 1 <= self.max_new_tokens <= 1 << 16:
+            raise ValueError(f"max_new_tokens: {self.max_new_tokens} is not within 1..65536")
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Who keeps the warm model, and for how long (``None``: until released)."""
+
+    owner: str | None = None
+    ttl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ttl_s is not None and self.ttl_s <= 0:
+            raise ValueError(f"ttl_s: {self.ttl_s} must be above 0")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to warm and how; validated once, then only passed on.
+
+    ``devices``: ``auto`` (every GPU's first, or the CPU where there is none),
+    ``all``, ``cpu``, ``cuda:N`` or a GPU UUID. ``deadlines``: seconds a stage.
+    """
+
+    name: str
+    model: ModelSource
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    devices: tuple[str, ...] = ("auto",)
+    target_tier: Literal["cached", "host", "resident", "standby"] = "standby"
+    weights: WeightsPolicy = field(default_factory=WeightsPolicy)
+    compile: CompilePolicy = field(default_factory=CompilePolicy)
+    request: FirstRequest = field(default_factory=FirstRequest)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    hold: Hold = field(default_factory=Hold)
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name: {self.name[:80]!r} must be 1..64 letters, digits, '.', '_' or '-'")
+        if not self.devices:
+            raise ValueError("devices: name at least one device")
+        for device in self.devices:
+            if not re.fullmatch(r"auto|all|cpu|cuda:\d{1,4}|(GPU|MIG)-[0-9A-Fa-f-]{8,64}", device):
+                raise ValueError(f"devices: {device[:80]!r} is not auto, all, cpu, cuda:N or a GPU UUID")
+        if len(self.devices) > 1 and {"auto", "all"} & set(self.devices):
+            raise ValueError("devices: 'auto' and 'all' stand alone")
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError("devices: a device is named twice")
+        for stage, limit in self.deadlines.items():
+            if stage not in NATIVE_STAGES:
+                raise ValueError(f"deadlines.{stage}: is not a stage; stages are {', '.join(NATIVE_STAGES)}")
+            if limit <= 0:
+                raise ValueError(f"deadlines.{stage}: {limit} must be above 0 seconds")
+        for key in self.environment:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
+                raise ValueError(f"environment: {key[:80]!r} is not a variable name")
+
+
+# --- what a run is made of ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who asked for something, and from where."""
+
+    user: str
+    host: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why something did not work: a stable ``code``, the stage, and one line for a person."""
+
+    code: str
+    detail: str
+    stage: str | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage of one run. ``duration_ns`` is its span; ``attributed_ns`` its share of the wall time.
+
+    ``rate_bytes_s`` and ``ceiling_bytes_s`` stand beside ``bytes`` where bytes move;
+    ``path`` is the loader path taken, ``reason`` why it was reused, skipped or fell back.
+    ``extra`` holds further figures by name (steps in nanoseconds, counters, short text).
+    """
+
+    name: str
+    status: StageStatus
+    start_ns: int | None = None
+    duration_ns: int | None = None
+    attributed_ns: int | None = None
+    bytes: int | None = None
+    rate_bytes_s: float | None = None
+    ceiling_bytes_s: float | None = None
+    path: str | None = None
+    reason: str | None = None
+    extra: Mapping[str, Union[int, float, str, bool, None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as the host knows it. The parts sum: attributed + unattributed = ``wall_ns``, once it is over."""
+
+    run_uid: str
+    recipe: str
+    recipe_hash: str
+    model: str
+    actor: Actor
+    state: RunState
+    tier_from: Tier
+    tier_to: Tier | None
+    accepted_wall_ns: int
+    devices: tuple[str, ...] = ()
+    wall_ns: int | None = None
+    unattributed_ns: int | None = None
+    first_output_ns: int | None = None
+    output: str | None = None
+    stages: tuple[StageRecord, ...] = ()
+    failure: Failure | None = None
+
+
+# --- durable events ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DaemonStarted:
+    agent_version: str
+    boot_id: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class RunAccepted:
+    recipe: Recipe
+    recipe_hash: str
+    actor: Actor
+    tier_from: Tier
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The run left the queue."""
+
+
+@dataclass(frozen=True)
+class StageChanged:
+    stage: StageRecord
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    """Terminal. ``run`` carries every stage with its final attribution."""
+
+    run: RunRecord
+
+
+@dataclass(frozen=True)
+class ResidentChanged:
+    """A warm model appeared on a device (``held``) or is gone, with the reason."""
+
+    resident: Resident
+    state: Literal["held", "gone"]
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something an operator should know that is not a state of a run."""
+
+    code: str
+    severity: Literal["info", "warning", "error"]
+    text: str
+
+
+@dataclass(frozen=True)
+class UnknownData:
+    """Event data of a kind that this version does not know; kept, never guessed at."""
+
+    raw: object
+
+
+EventData = Union[
+    DaemonStarted, RunAccepted, RunStarted, StageChanged, RunFinished, ResidentChanged, Finding, UnknownData
+]
+
+EVENT_KINDS: dict[str, type] = {
+    "daemon.started": DaemonStarted,
+    "run.accepted": RunAccepted,
+    "run.started": RunStarted,
+    "run.stage": StageChanged,
+    "run.finished": RunFinished,
+    "resident": ResidentChanged,
+    "finding": Finding,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """A durable change of state; ``(journal_uuid, seq)`` names it for ever. ``data`` fits ``kind``."""
+
+    seq: int
+    run_uid: str | None
+    t_mono_ns: int
+    t_wall_ns: int
+    kind: str
+    data: object
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Events ``from_seq..to_seq`` were trimmed before this subscriber had them."""
+
+    from_seq: int
+    to_seq: int
+
+
+# --- droppable samples ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a running stage is. ``done`` and ``total`` are bytes when ``unit`` is ``bytes``."""
+
+    run_uid: str
+    stage: str
+    done: int
+    total: int | None
+    unit: str = "bytes"
+    rate_bytes_s: float | None = None
+    ceiling_bytes_s: float | None = None
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """``None`` stands for what the driver does not tell, never 0. Utilisation in percent, power in watts."""
+
+    uuid: str
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilisation: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True)
+class HostSample:
+    memory_total_bytes: int
+    memory_available_bytes: int
+    load_1m: float
+    gpus: tuple[GpuSample, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """At most one of the two; may be dropped, carries no ``seq``."""
+
+    t_mono_ns: int
+    t_wall_ns: int
+    progress: Progress | None = None
+    host: HostSample | None = None
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    t_mono_ns: int
+    newest_seq: int
+
+
+# --- what a node is -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    pid: int
+    memory_bytes: int | None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as NVML describes it. ``unified``: memory is the host's own (GB10 and kin)."""
+
+    uuid: str
+    index: int
+    name: str
+    minor: int | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    unified: bool = False
+    utilisation: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    mig: bool | None = None
+    compute_mode: str | None = None
+    persistence: bool | None = None
+    ecc_uncorrected: int | None = None
+    compute_capability: str | None = None
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The host at a glance. ``sampler`` says where the GPU facts come from: ``nvml``, or why there are none."""
+
+    hostname: str
+    kernel: str
+    cpu_count: int
+    memory_total_bytes: int
+    memory_available_bytes: int
+    sampler: Literal["nvml", "absent", "hung", "starting", "failed"]
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    duration_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A warm model on a device of this node and the process that holds it."""
+
+    run_uid: str
+    recipe: str
+    model: str
+    device: str
+    tier: Tier
+    bytes: int
+    pid: int | None
+    owner: str
+    since_wall_ns: int
+    ttl_s: float | None = None
+
+
+# --- methods: params and results --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HelloParams:
+    client: str
+    protocol_min: int = PROTOCOL_MIN
+    protocol_max: int = PROTOCOL_MAX
+
+
+@dataclass(frozen=True)
+class HelloResult:
+    protocol: int
+    agent_version: str
+    journal_uuid: str
+    boot_id: str
+    oldest_seq: int
+    newest_seq: int
+    hostname: str
+    user: str
+    pid: int
+    python: str
+    heartbeat_s: float
+    t_mono_ns: int
+    t_wall_ns: int
+
+
+@dataclass(frozen=True)
+class SubscribeParams:
+    """``after_seq`` is the highest contiguous seq the subscriber has stored of ``journal_uuid``; 0 for none.
+
+    ``samples`` asks for droppable samples too.
+    """
+
+    subscriber: str
+    after_seq: int = 0
+    samples: bool = True
+
+
+@dataclass(frozen=True)
+class SubscribeResult:
+    next_seq: int
+
+
+@dataclass(frozen=True)
+class AckParams:
+    subscriber: str
+    seq: int
+
+
+@dataclass(frozen=True)
+class Empty:
+    """No parameters, or nothing to say but that it was done."""
+
+
+@dataclass(frozen=True)
+class RunStartParams:
+    """Idempotent: the same ``run_uid`` again answers with the run that is there."""
+
+    run_uid: str
+    recipe: Recipe
+    actor: Actor
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9a-zA-Z-]{8,64}", self.run_uid):
+            raise ValueError("run_uid: must be 8..64 letters, digits or '-'")
+
+
+@dataclass(frozen=True)
+class RunStartResult:
+    run: RunRecord
+    created: bool
+
+
+@dataclass(frozen=True)
+class RunUidParams:
+    run_uid: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    run: RunRecord
+
+
+@dataclass(frozen=True)
+class RunListParams:
+    limit: int = 50
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= 1000:
+            raise ValueError(f"limit: {self.limit} is not within 1..1000")
+
+
+@dataclass(frozen=True)
+class RunListResult:
+    runs: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True)
+class StatusResult:
+    """What is on the node now: unfinished runs, warm models, and the daemon's own processes."""
+
+    runs: tuple[RunRecord, ...]
+    residents: tuple[Resident, ...]
+    processes: Mapping[str, Union[int, None]]
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True)
+class ResidentListResult:
+    residents: tuple[Resident, ...]
+
+
+@dataclass(frozen=True)
+class ReleaseParams:
+    """What to let go: the holders of one run, every holder, and the keeper's hold on the driver."""
+
+    run_uid: str | None = None
+    everything: bool = False
+    driver: bool = False
+
+
+@dataclass(frozen=True)
+class ReleaseResult:
+    released: tuple[Resident, ...]
+    driver_released: bool
+
+
+@dataclass(frozen=True)
+class ShutdownParams:
+    """``keeper``: end the keeper too. Refused while something is held or runs, unless ``force``."""
+
+    keeper: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Method:
+    params: type
+    result: type
+
+
+METHODS: dict[str, Method] = {
+    "hello": Method(HelloParams, HelloResult),
+    "subscribe": Method(SubscribeParams, SubscribeResult),
+    "ack": Method(AckParams, Empty),
+    "probe": Method(Empty, Probe),
+    "status": Method(Empty, StatusResult),
+    "run.start": Method(RunStartParams, RunStartResult),
+    "run.cancel": Method(RunUidParams, RunResult),
+    "run.list": Method(RunListParams, RunListResult),
+    "run.get": Method(RunUidParams, RunResult),
+    "resident.list": Method(Empty, ResidentListResult),
+    "resident.release": Method(ReleaseParams, ReleaseResult),
+    "shutdown": Method(ShutdownParams, Empty),
+}
+
+NOTIFICATIONS: dict[str, type] = {"event": Event, "sample": Sample, "gap": Gap, "heartbeat": Heartbeat}

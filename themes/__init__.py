@@ -1,0 +1,1 @@
+"""Glowplug's Textual themes and stylesheets. Imports nothing else of Glowplug."""
