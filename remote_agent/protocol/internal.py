@@ -7,6 +7,7 @@ of one version, except the keeper, whose few words never change (see `keeper`).
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Union
@@ -165,7 +166,7 @@ InternalMessage = Union[
     WorkerProgress, WorkerFinding, WorkerReady, WorkerFailed, WorkerRelease, SamplerReport,
 ]  # fmt: skip
 
-_TYPES: dict[str, type] = {cls.__name__: cls for cls in InternalMessage.__args__}
+_TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}
 
 
 def dump(message: InternalMessage) -> bytes:

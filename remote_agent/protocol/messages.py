@@ -172,7 +172,7 @@ class Hold:
 class Recipe:
     """What to warm and how; validated once, then only passed on.
 
-    ``devices``: ``auto`` (every GPU's first, or the CPU where there is none),
+    ``devices``: ``auto`` (the first GPU, or the CPU where there is none),
     ``all``, ``cpu``, ``cuda:N`` or a GPU UUID. ``deadlines``: seconds a stage.
     """
 
@@ -288,6 +288,8 @@ class DaemonStarted:
 
 @dataclass(frozen=True)
 class RunAccepted:
+    """``tier_from`` is ``standby`` or ``cold`` here; ``cached`` is known only after preflight (`StageRecord.extra`)."""
+
     recipe: Recipe
     recipe_hash: str
     actor: Actor
@@ -546,11 +548,15 @@ class Empty:
 
 @dataclass(frozen=True)
 class RunStartParams:
-    """Idempotent: the same ``run_uid`` again answers with the run that is there."""
+    """Idempotent: the same ``run_uid`` again answers with the run that is there.
+
+    ``python``: argv of the host's own GPU Python; empty for the one the agent runs on.
+    """
 
     run_uid: str
     recipe: Recipe
     actor: Actor
+    python: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9a-zA-Z-]{8,64}", self.run_uid):
