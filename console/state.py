@@ -1,7 +1,7 @@
 """What the console knows of each node, and the pure function that brings it up to date.
 
-``reduce(state, change) -> state`` does no I/O, reads no clock and never mutates.
-Times named ``*_s`` are the console's own monotonic clock.
+`console.reduce.reduce(state, change) -> state` does no I/O, reads no clock and never
+mutates. Times named ``*_s`` are the console's own monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from remote_agent.protocol.messages import (
     Probe,
     Progress,
     Resident,
+    RunRecord,
     RunState,
     Sample,
     StageRecord,
@@ -30,6 +31,8 @@ from remote_agent.protocol.messages import (
 
 LOG_LINES = 200
 RUNS_KEPT = 20
+RESIDENTS_KEPT = 256
+BASELINES_KEPT = 256
 
 
 class LinkStatus(str, enum.Enum):
@@ -65,7 +68,11 @@ class StageBaseline:
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as a panel shows it. ``accepted_mono_ns`` is the host's clock; see `NodeState.clock_offset_ns`."""
+    """A run as a panel shows it. ``accepted_mono_ns`` is the host's clock; see `NodeState.clock_offset_ns`.
+
+    ``is_accepted`` is False while the run waits in this console, for a free place
+    among the parallel loads or for its node's answer; the node need not know it yet.
+    """
 
     run_uid: str
     recipe: str
@@ -86,6 +93,7 @@ class RunView:
     output: str | None = None
     failure: Failure | None = None
     baseline: StageBaseline | None = None
+    is_accepted: bool = True
 
     @property
     def current_stage(self) -> StageRecord | None:
@@ -110,6 +118,8 @@ class NodeState:
 
     ``clock_offset_ns``: console monotonic minus host monotonic, the smallest seen.
     ``latest_run`` is the run a panel shows. ``residents`` is None until the node was asked.
+    ``seq`` is the newest event of ``journal_uuid`` in here. ``baselines`` are history's
+    medians by recipe hash and the tier a run started from.
     """
 
     name: str
@@ -124,6 +134,9 @@ class NodeState:
     latest_run: str | None = None
     clock_offset_ns: int | None = None
     log: tuple[LogLine, ...] = ()
+    journal_uuid: str | None = None
+    seq: int = 0
+    baselines: Mapping[tuple[str, Tier], StageBaseline] = field(default_factory=dict)
 
     @property
     def run(self) -> RunView | None:
@@ -133,6 +146,39 @@ class NodeState:
     def is_known(self) -> bool:
         """Whether the node can be asked now; otherwise its unfinished runs show as ``unknown``."""
         return self.link.status is LinkStatus.CONNECTED
+
+
+def elapsed_ns(run: RunView, state: NodeState, console_mono_ns: int) -> int | None:
+    """Return how long ``run`` has taken, its wall time once it is over; None where that can't be told."""
+    if run.wall_ns is not None:
+        return run.wall_ns
+    if run.state.is_terminal or run.accepted_mono_ns is None or state.clock_offset_ns is None:
+        return None
+    return max(0, console_mono_ns - state.clock_offset_ns - run.accepted_mono_ns)
+
+
+def eta_ns(run: RunView, state: NodeState, console_mono_ns: int) -> int | None:
+    """Return how long ``run`` will still take if its rate holds and the rest goes as in history.
+
+    A stage counts with its median, less what it has used; where bytes and a rate are
+    known, with the bytes that are left. None without a baseline, or once it is over.
+    """
+    elapsed = elapsed_ns(run, state, console_mono_ns)
+    if run.state.is_terminal or run.baseline is None or elapsed is None:
+        return None
+    stages = {stage.name: stage for stage in run.stages}
+    return sum(_left_ns(run, stages.get(name), median, elapsed) for name, median in run.baseline.stages_ns.items())
+
+
+def _left_ns(run: RunView, stage: StageRecord | None, median_ns: int, elapsed_ns: int) -> int:
+    if stage is None or stage.status.value == "pending":
+        return median_ns
+    if stage.status.is_over:
+        return 0
+    progress = run.progress
+    if progress is not None and progress.stage == stage.name and progress.rate_bytes_s and progress.total is not None:
+        return int(max(0, progress.total - progress.done) / progress.rate_bytes_s * 1e9)
+    return max(0, median_ns - max(0, elapsed_ns - (stage.start_ns or 0)))
 
 
 # --- what can happen to a node -----------------------------------------------
@@ -152,6 +198,29 @@ class HelloReceived:
 @dataclass(frozen=True)
 class StatusReceived:
     status: StatusResult
+
+
+@dataclass(frozen=True)
+class RunReceived:
+    """One run as the node tells it now."""
+
+    run: RunRecord
+
+
+@dataclass(frozen=True)
+class RunQueued:
+    """This console means to start ``run`` and has not been answered yet."""
+
+    run: RunView
+
+
+@dataclass(frozen=True)
+class RunDropped:
+    """A run that the node never accepted will not be: withdrawn here, or refused there."""
+
+    run_uid: str
+    t_wall_ns: int
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +266,9 @@ Change = (
     LinkChanged
     | HelloReceived
     | StatusReceived
+    | RunReceived
+    | RunQueued
+    | RunDropped
     | ProbeReceived
     | EventReceived
     | SampleReceived
