@@ -6,12 +6,19 @@ AgentError
 ├── DeviceError          a CUDA or NVML call failed; carries the call and its code
 ├── StageError           a stage of a run failed; carries the Failure
 ├── RefusedError         a request that was understood and is refused
-└── RecipeError          a recipe file can't be used
+├── RecipeError          a recipe file can't be used
+├── StateDirError        the state directory can't be used or trusted
+├── LaunchError          the agent can't be reached or started
+├── ConnectionLostError  the agent closed the connection
+└── JournalError         a journal can't be read
 """
 
 from __future__ import annotations
 
-from remote_agent.protocol.messages import Failure
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the bridge must start without the wire types
+    from remote_agent.protocol.messages import Failure
 
 
 class AgentError(Exception):
@@ -48,3 +55,19 @@ class RefusedError(AgentError):
 
 class RecipeError(AgentError):
     """A recipe can't be used."""
+
+
+class StateDirError(AgentError):
+    """The state directory can't be used, or others could reach into it."""
+
+
+class LaunchError(AgentError):
+    """The agent can't be reached and could not be started."""
+
+
+class ConnectionLostError(AgentError):
+    """The agent closed the connection."""
+
+
+class JournalError(AgentError):
+    """A journal can't be read."""

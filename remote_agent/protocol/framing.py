@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remote_agent.protocol.messages import FRAME_LIMIT_BYTES, PROTOCOL_MAX, PROTOCOL_MIN
+from remote_agent.protocol.version import FRAME_LIMIT_BYTES, PROTOCOL_MAX, PROTOCOL_MIN
 
 NOISE_LIMIT_BYTES = 4 << 20
 

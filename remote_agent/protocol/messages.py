@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Union
 
-PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
-FRAME_LIMIT_BYTES = 1 << 20
+from remote_agent.protocol.version import FRAME_LIMIT_BYTES as FRAME_LIMIT_BYTES
+from remote_agent.protocol.version import PROTOCOL_MAX as PROTOCOL_MAX
+from remote_agent.protocol.version import PROTOCOL_MIN as PROTOCOL_MIN
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -522,7 +522,8 @@ class HelloResult:
 class SubscribeParams:
     """``after_seq`` is the highest contiguous seq the subscriber has stored of ``journal_uuid``; 0 for none.
 
-    ``samples`` asks for droppable samples too.
+    ``samples`` asks for droppable samples too. An empty ``subscriber`` follows
+    without a cursor: it can't acknowledge, and nothing is kept for it.
     """
 
     subscriber: str
