@@ -1,0 +1,143 @@
+"""Errors of the console; ``exit_code`` is what the command line ends with.
+
+0 done · 1 a run or gate failed · 2 usage or configuration · 3 a node unreachable · 4 aborted · 130 interrupted
+
+GlowplugError                1
+├── UsageError               2  a command line that can't be carried out
+├── ConfigError              2  a file that can't be used; ``problems`` names every mistake
+├── HistoryError             2  the history can't be opened or written
+├── RunFailed                1  a run ended in anything but ``ready``
+├── RequestRefused           1  the agent understood and said no; ``code`` is stable
+├── Aborted                  4  the operator or a gate stopped it
+├── Interrupted            130  Ctrl-C
+└── LinkError                3  no conversation with a node; ``final``: a retry can't mend it
+    ├── NodeUnreachable         nothing answers, or not in time
+    ├── LinkLost                a conversation ended
+    ├── AgentMissing            a shell answers, an agent does not
+    ├── ProtocolMismatch  final no protocol version in common
+    ├── NodeMisconfigured final an identity, a known_hosts file or ssh's own settings can't be used
+    ├── AuthenticationFailed final
+    ├── HostKeyUnknown    final never seen; may be accepted by a person
+    └── HostKeyChanged    final seen before with another key, or revoked; is never accepted here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+
+class GlowplugError(Exception):
+    """Anything the console raises on purpose; its text is one line for a person (`ConfigError`: several)."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(GlowplugError):
+    """A command line that can't be carried out."""
+
+    exit_code = 2
+
+
+class ConfigError(GlowplugError):
+    """A file can't be used; each problem reads ``file:line: path: what``."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class HistoryError(GlowplugError):
+    """The history can't be opened or written."""
+
+    exit_code = 2
+
+
+class RunFailed(GlowplugError):
+    """A run ended in anything but ``ready``."""
+
+
+class RequestRefused(GlowplugError):
+    """The agent understood a request and said no; ``code`` is a stable word."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Aborted(GlowplugError):
+    """The operator or a gate stopped it."""
+
+    exit_code = 4
+
+
+class Interrupted(GlowplugError):
+    """Ctrl-C."""
+
+    exit_code = 130
+
+
+class LinkError(GlowplugError):
+    """There is no conversation with a node; ``final`` says that a retry can't mend it."""
+
+    exit_code = 3
+    final: ClassVar[bool] = False
+
+
+class NodeUnreachable(LinkError):
+    """Nothing answers, or not in time."""
+
+
+class LinkLost(LinkError):
+    """A conversation that was under way ended."""
+
+
+class AgentMissing(LinkError):
+    """A shell or program answers on the host, but no agent; the text shows what it said."""
+
+
+class ProtocolMismatch(LinkError):
+    """Console and agent have no protocol version in common."""
+
+    final = True
+
+
+class NodeMisconfigured(LinkError):
+    """An identity file, a known_hosts file or ssh's own settings for this node can't be used."""
+
+    final = True
+
+
+class AuthenticationFailed(LinkError):
+    """The host did not let us in."""
+
+    final = True
+
+
+class HostKeyUnknown(LinkError):
+    """No key of this host is known. ``line`` is what `known_hosts.append` would add to ``known_hosts_file``."""
+
+    final = True
+
+    def __init__(self, host: str, port: int, fingerprint: str, line: str, known_hosts_file: Path) -> None:
+        super().__init__(f"the host key of {host} port {port} is not known: {fingerprint}")
+        self.host = host
+        self.port = port
+        self.fingerprint = fingerprint
+        self.line = line
+        self.known_hosts_file = known_hosts_file
+
+
+class HostKeyChanged(LinkError):
+    """The host shows another key than the known one, or a revoked one. There is nothing to accept."""
+
+    final = True
+
+    def __init__(self, host: str, port: int, fingerprint: str, text: str) -> None:
+        super().__init__(f"the host key of {host} port {port} {text}: it shows {fingerprint}")
+        self.host = host
+        self.port = port
+        self.fingerprint = fingerprint
