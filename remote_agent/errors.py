@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the bridge must start without the wire types
+    from remote_agent.loader.problems import CheckpointProblem
     from remote_agent.protocol.messages import Failure
 
 
@@ -26,15 +27,32 @@ class AgentError(Exception):
 
 
 class CheckpointError(AgentError):
-    """A checkpoint was refused before any device memory was taken."""
+    """A checkpoint was refused before any device memory was taken; ``problems`` says why."""
+
+    def __init__(self, text: str, problems: tuple[CheckpointProblem, ...] = ()) -> None:
+        super().__init__(text)
+        self.problems = problems
 
 
 class LoadError(AgentError):
-    """A load ended before every byte was on the device."""
+    """A load ended before every byte was on the device; ``code`` is stable.
+
+    Codes: ``changed`` (a file is not what it was), ``short_read``, ``unreadable``,
+    ``out_of_memory``, ``load_failed``.
+    """
+
+    def __init__(self, text: str, code: str = "load_failed") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class DeviceError(AgentError):
-    """A driver or runtime call did not return success."""
+    """A driver or runtime call did not return success; ``call`` and ``code`` name both."""
+
+    def __init__(self, text: str, call: str = "", code: str = "") -> None:
+        super().__init__(text)
+        self.call = call
+        self.code = code
 
 
 class StageError(AgentError):
