@@ -130,7 +130,7 @@ def _replace(character: str) -> tuple[str, bool]:
 
 
 @functools.cache
-def _field_names(cls: type[Any]) -> tuple[str, ...]:
+def _field_names(cls: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Union
 
 from remote_agent.protocol.codec import DecodeError, decode, encode
@@ -53,8 +53,11 @@ class ErrorReply:
 
 @dataclass(frozen=True)
 class Notification:
+    """``raw`` is an event's data as it was sent, for whoever keeps what this version does not know."""
+
     method: str
     params: object
+    raw: object = field(default=None, compare=False)
 
 
 Incoming = Union[Request, BadRequest, Reply, ErrorReply, Notification]
@@ -151,7 +154,9 @@ def _parse_notification(message: Mapping[str, object]) -> Incoming:
         raise ProtocolError(f"no such notification: {str(name)[:80]}")
     try:
         params: object = decode(NOTIFICATIONS[name], message.get("params", {}))
-        return Notification(name, decode_event(params) if isinstance(params, Event) else params)
+        if isinstance(params, Event):
+            return Notification(name, decode_event(params), params.data)
+        return Notification(name, params)
     except DecodeError as error:
         raise ProtocolError(f"a notification does not fit: {name}: {error}"[:500]) from error
 

@@ -1,0 +1,139 @@
+"""Which host keys are known. An unknown key, a changed one and a revoked one are three different things.
+
+asyncssh says the same for all of them, so the files are looked up here. As in
+OpenSSH, an entry without a port also vouches for a host on another port, but a
+different key under the plain name says nothing about that port.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncssh
+
+from console.clean import clean
+from console.errors import NodeMisconfigured
+
+SSH_PORT = 22
+
+
+class Verdict(enum.Enum):
+    """What is known of a host key that was not accepted."""
+
+    UNKNOWN = "unknown"
+    CHANGED = "changed"
+    REVOKED = "revoked"
+    NOT_CERTIFIED = "not certified"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the files say of one host. ``exact``: its own entries, for this very port."""
+
+    keys: tuple[asyncssh.SSHKey, ...] = ()
+    authorities: tuple[asyncssh.SSHKey, ...] = ()
+    revoked: tuple[asyncssh.SSHKey, ...] = ()
+    exact: tuple[asyncssh.SSHKey, ...] = ()
+
+    def judge(self, key: asyncssh.SSHKey) -> Verdict:
+        """Say what a key that did not pass is."""
+        if key in self.revoked:
+            return Verdict.REVOKED
+        if self.exact:
+            return Verdict.CHANGED
+        return Verdict.NOT_CERTIFIED if self.authorities else Verdict.UNKNOWN
+
+    def algorithms(self) -> list[str]:
+        """Return the host key algorithms to offer, those of the known keys first."""
+        known = {algorithm.decode() for key in self.keys for algorithm in key.sig_algorithms}
+        plain = sorted(_ALGORITHMS, key=lambda name: name not in known)
+        certified = [f"{name}-cert-v01@openssh.com" for name in _ALGORITHMS] if self.authorities else []
+        return certified + plain
+
+
+_ALGORITHMS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+
+
+def read(files: Iterable[Path], host: str, port: int | None) -> Known:
+    """Return what ``files`` say of ``host``; ``port`` None for a name that stands for any port (an alias).
+
+    A missing file is an empty one.
+
+    Raises: NodeMisconfigured naming the file and line that can't be read.
+    """
+    entries = asyncssh.SSHKnownHosts()
+    for path in files:
+        _load(entries, path)
+    keys, authorities, revoked = entries.match(entry_name(host, port), "", None)[:3]
+    exact = tuple(keys)
+    if entry_name(host, port) != host:
+        plain = entries.match(host, "", None)
+        keys, authorities, revoked = [*keys, *plain[0]], [*authorities, *plain[1]], [*revoked, *plain[2]]
+    return Known(tuple(keys), tuple(authorities), tuple(revoked), exact)
+
+
+def entry_name(host: str, port: int | None) -> str:
+    """Return the name a known_hosts line has for ``host``."""
+    return host if port in (None, SSH_PORT) else f"[{host}]:{port}"
+
+
+def entry_line(host: str, port: int | None, key: asyncssh.SSHKey) -> str:
+    """Return the known_hosts line for ``key``, without a line break."""
+    algorithm, data = key.export_public_key().decode().split()[:2]
+    return f"{entry_name(host, port)} {algorithm} {data}"
+
+
+def append(path: Path, line: str) -> None:
+    """Add one line to a known_hosts file, making it (0600, its directory 0700) where there is none.
+
+    Only for a key that a person has confirmed by typing.
+
+    Raises: NodeMisconfigured if the file can't be written.
+    """
+    if "\n" in line or not line.strip():
+        raise ValueError("a known_hosts entry is one line")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - 1))
+            joint = b"" if file.read(1) in (b"", b"\n") else b"\n"
+            file.write(joint + line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise NodeMisconfigured(f"{path}: {error.strerror}") from error
+
+
+def _load(entries: asyncssh.SSHKnownHosts, path: Path) -> None:
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise NodeMisconfigured(f"{path}: {error.strerror}") from error
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            _refuse_empty_names(line)
+            entries.load(line)
+        except ValueError as error:
+            raise NodeMisconfigured(clean(f"{path}:{number}: {error}")) from error
+
+
+def _refuse_empty_names(line: str) -> None:
+    """An empty name in a list ("host1, ssh-ed25519 …") would stand for every host."""
+    words = [word for word in line.split()[:2] if not word.startswith("@")]
+    if words and not words[0].startswith("#") and "" in words[0].split(","):
+        raise ValueError(f"an empty host name in {words[0]!r}")

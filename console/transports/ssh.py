@@ -1,0 +1,199 @@
+"""A node's agent over SSH: one connection and one exec channel a node, bastions shared.
+
+Bytes, never text mode, where one bad byte ends the connection. What the login shell
+writes to stderr is read all the time, since an unread stderr stalls the channel, and
+its beginning is kept for the reason of a failed start; it never mixes with the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import asyncssh
+
+from console.clean import clean, clean_lines
+from console.config_nodes import Node
+from console.errors import LinkLost, NodeUnreachable
+from console.transports import agent_command
+from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, Prompts, TimedOut, bounded
+from console.transports.gate import CONNECT_LIMIT, Gate, Shared
+from console.transports.ssh_connect import connect
+from console.transports.ssh_target import Target, resolve
+
+NOISE_BYTES = 4096
+
+Connection = asyncssh.SSHClientConnection
+
+
+class Bastion(Shared[Connection]):
+    """A connection that others go through, and how many may connect through it at once."""
+
+    def __init__(self, open_it: Callable[[], Awaitable[Connection]]) -> None:
+        super().__init__(open_it, close_connection, lambda connection: not connection.is_closed())
+        self.slots = asyncio.Semaphore(CONNECT_LIMIT)
+
+
+async def open_ssh(node: Node, token: str, gate: Gate, prompts: Prompts | None = None) -> SshStream:
+    """Return a stream to the bridge that the node's login shell was asked to start.
+
+    Raises: LinkError.
+    """
+    command = agent_command.build(node, token)
+    chain = await resolve(node, gate)
+    connection, release = await _connect_through(chain, gate, prompts)
+    try:
+        process = await bounded(
+            connection.create_process(command, encoding=None, request_pty=False), node.connect_timeout_s
+        )
+    except (TimedOut, asyncssh.Error, OSError) as error:
+        connection.abort()
+        await release()
+        what = clean(error.reason) if isinstance(error, asyncssh.Error) else str(error)
+        raise NodeUnreachable(f"{node.name}: logged in, but no command could be started: {what}") from error
+    except asyncio.CancelledError:
+        connection.abort()
+        await release()
+        raise
+    return SshStream(connection, process, release)
+
+
+async def _connect_through(
+    chain: tuple[Target, ...], gate: Gate, prompts: Prompts | None
+) -> tuple[Connection, Callable[[], Awaitable[None]]]:
+    """Return a connection to the last of ``chain``, and what lets go of the bastions before it."""
+    *hops, target = chain
+    if not hops:
+        return await connect(target, gate, prompts, gate.connects), _nothing
+    bastion = _bastion(tuple(hops), gate, prompts)
+    try:
+        tunnel = await bastion.acquire()
+        return await connect(target, gate, prompts, bastion.slots, tunnel), bastion.release
+    except BaseException:
+        await bastion.release()
+        raise
+
+
+def _bastion(chain: tuple[Target, ...], gate: Gate, prompts: Prompts | None) -> Bastion:
+    held = gate.bastions.get(chain)
+    if isinstance(held, Bastion):
+        return held
+
+    async def open_it() -> Connection:
+        connection, release = await _connect_through(chain, gate, prompts)
+        release_later(connection, release)
+        return connection
+
+    bastion = gate.bastions[chain] = Bastion(open_it)
+    return bastion
+
+
+_releases: set[asyncio.Task[None]] = set()
+
+
+def release_later(connection: Connection, release: Callable[[], Awaitable[None]]) -> None:
+    """Let go of the hops before a bastion once its own connection is over, whoever ends it."""
+
+    async def wait() -> None:
+        await connection.wait_closed()
+        await release()
+
+    task = asyncio.ensure_future(wait())
+    _releases.add(task)
+    task.add_done_callback(_releases.discard)
+
+
+async def _nothing() -> None:
+    """There is no bastion to let go of."""
+
+
+async def close_connection(connection: Connection) -> None:
+    """End a connection within a few seconds, whatever the other side does."""
+    connection.close()
+    try:
+        await bounded(connection.wait_closed(), CLOSE_TIMEOUT_S)
+    except (TimedOut, asyncssh.Error, OSError):
+        connection.abort()
+
+
+class SshStream:
+    """A `Stream` over an exec channel that owns its connection."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        process: asyncssh.SSHClientProcess[bytes],
+        release: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._connection, self._process = connection, process
+        self._release: Callable[[], Awaitable[None]] | None = release
+        self._error: str | None = None
+        self._stderr = b""
+        self._draining = asyncio.ensure_future(self._drain_stderr())
+
+    async def read(self) -> bytes:
+        try:
+            data = await self._process.stdout.read(READ_BYTES)
+        except (asyncssh.Error, OSError) as error:
+            self._note(error)
+            return b""
+        if not data:
+            await self._see_the_end()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        try:
+            self._process.stdin.write(data)
+            await bounded(self._process.stdin.drain(), WRITE_TIMEOUT_S)
+        except TimedOut as error:
+            raise LinkLost(f"the host took no data for {WRITE_TIMEOUT_S:g} s") from error
+        except (asyncssh.Error, OSError) as error:
+            self._note(error)
+            raise LinkLost(self.exit_reason() or "the connection is closed") from error
+
+    async def close(self) -> None:
+        release, self._release = self._release, None
+        if release is None:
+            return
+        self._process.close()
+        await close_connection(self._connection)
+        self._draining.cancel()
+        await asyncio.wait({self._draining}, timeout=CLOSE_TIMEOUT_S)
+        await release()
+
+    def abort(self) -> None:
+        self._connection.abort()
+
+    def exit_reason(self) -> str | None:
+        said = " / ".join(clean_lines(self._stderr, 3))
+        how = self._error or _exit_text(self._process)
+        return clean(f"{how}: {said}" if how and said else how or said) or None
+
+    async def _see_the_end(self) -> None:
+        """The exit status and the last of stderr come after the end of stdout."""
+        try:
+            await bounded(self._process.wait_closed(), CLOSE_TIMEOUT_S)
+            await asyncio.wait({self._draining}, timeout=CLOSE_TIMEOUT_S)
+        except TimedOut:
+            pass
+        except (asyncssh.Error, OSError) as error:
+            self._note(error)
+
+    async def _drain_stderr(self) -> None:
+        try:
+            while data := await self._process.stderr.read(READ_BYTES):
+                self._stderr += data[: NOISE_BYTES - len(self._stderr)]
+        except (asyncssh.Error, OSError):
+            pass
+
+    def _note(self, error: Exception) -> None:
+        text = error.reason if isinstance(error, asyncssh.Error) else str(error)
+        self._error = self._error or clean(text or type(error).__name__)
+
+
+def _exit_text(process: asyncssh.SSHClientProcess[bytes]) -> str:
+    if process.exit_signal:
+        return f"the command was ended by signal {clean(str(process.exit_signal[0]), 40)}"
+    if process.exit_status:
+        return f"the command ended with {process.exit_status}"
+    return ""
