@@ -33,9 +33,7 @@ TABLES = (
     """
     CREATE TABLE recipes (
         recipe_id INTEGER PRIMARY KEY,
-        name TEXT NOT NULL,
-        hash TEXT NOT NULL,
-        UNIQUE (hash, name)
+        name TEXT NOT NULL UNIQUE
     ) STRICT
     """,
     """
@@ -54,6 +52,7 @@ TABLES = (
         run_uid TEXT NOT NULL UNIQUE,
         node_id INTEGER NOT NULL REFERENCES nodes,
         recipe_id INTEGER REFERENCES recipes,
+        recipe_hash TEXT,
         model TEXT,
         actor_user TEXT,
         actor_host TEXT,

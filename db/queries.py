@@ -21,7 +21,7 @@ RunWithStages = tuple[RunRow, tuple[StageRow, ...]]
 SHORTEST_PREFIX = 4
 
 _RUNS = """
-    SELECT runs.run_id, run_uid, nodes.name AS node, recipes.name AS recipe, recipes.hash AS recipe_hash, model,
+    SELECT runs.run_id, run_uid, nodes.name AS node, recipes.name AS recipe, recipe_hash, model,
         actor_user, actor_host, state, tier_from, tier_to, started_ns, devices_json, wall_ns, unattributed_ns,
         first_output_ns, output, failure_code, failure_stage, failure_detail
     FROM runs CROSS JOIN nodes USING (node_id) CROSS JOIN recipes USING (recipe_id)
@@ -85,7 +85,7 @@ class History:
                 return None
             row = connection.execute(
                 f"{_RUNS} WHERE runs.node_id = (SELECT node_id FROM nodes WHERE name = ?) AND started_ns < ?"
-                " AND recipes.hash = ? AND state = 'ready' ORDER BY started_ns DESC LIMIT 1",
+                " AND recipe_hash = ? AND state = 'ready' ORDER BY started_ns DESC LIMIT 1",
                 (this["node"], this["started_ns"], this["recipe_hash"]),
             ).fetchone()
             return (_run(row), _stages(connection, row["run_id"])) if row else None
@@ -105,8 +105,7 @@ class History:
             rows = connection.execute(
                 "SELECT run_id, wall_ns, first_output_ns FROM runs"
                 " WHERE node_id = (SELECT node_id FROM nodes WHERE name = ?) AND started_ns < ?"
-                " AND recipe_id IN (SELECT recipe_id FROM recipes WHERE hash = ?)"
-                " AND tier_from = ? AND state = 'ready' AND wall_ns IS NOT NULL ORDER BY started_ns DESC LIMIT ?",
+                " AND recipe_hash = ? AND tier_from = ? AND state = 'ready' AND wall_ns IS NOT NULL ORDER BY started_ns DESC LIMIT ?",
                 (node, limit_ns, recipe_hash, tier_from, count),
             ).fetchall()
             stages = [stage for row in rows for stage in _stages(connection, row["run_id"])]
@@ -157,7 +156,7 @@ class History:
 
     def recipes(self) -> tuple[str, ...]:
         """Return the names of all recipes that were ever run, sorted."""
-        return self._names("SELECT DISTINCT name FROM recipes ORDER BY name")
+        return self._names("SELECT name FROM recipes ORDER BY name")
 
     def _names(self, statement: str) -> tuple[str, ...]:
         with self._snapshot() as connection:
@@ -180,7 +179,7 @@ def runs_statement(wanted: RunFilter) -> tuple[str, tuple[object, ...]]:
     values: list[object] = []
     for condition, value in (
         ("runs.node_id = (SELECT node_id FROM nodes WHERE name = ?)", wanted.node),
-        ("runs.recipe_id IN (SELECT recipe_id FROM recipes WHERE name = ?)", wanted.recipe),
+        ("runs.recipe_id = (SELECT recipe_id FROM recipes WHERE name = ?)", wanted.recipe),
         ("state = ?", wanted.state),
         ("started_ns >= ?", wanted.since_ns),
         ("started_ns < ?", wanted.before_ns),

@@ -25,7 +25,7 @@ _ADD_EVENT = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (journal_uuid, seq) DO NOTHING"
 )
 
-_OWN_RUN_FIELDS = ("run_uid", "node", "recipe", "recipe_hash", "devices")
+_OWN_RUN_FIELDS = ("run_uid", "node", "recipe", "devices")
 _RUN_COLUMNS = tuple(field.name for field in dataclasses.fields(RunRow) if field.name not in _OWN_RUN_FIELDS)
 _DESCRIBE_RUN = (
     f"UPDATE runs SET recipe_id = ?, devices_json = ?, {', '.join(f'{column} = ?' for column in _RUN_COLUMNS)},"
@@ -77,6 +77,7 @@ class _Batch:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._nodes: dict[str, int] = {}
+        self._recipes: dict[str, int] = {}
         self._journals: dict[str, int] = {}
 
     def store(self, row: Row) -> None:
@@ -120,7 +121,7 @@ class _Batch:
             self._store_stage(run_id, stage, rank)
 
     def _store_run(self, run_id: int, run: RunRow, rank: tuple[int, int, int]) -> None:
-        recipe_id = self._recipe_id(run.recipe, run.recipe_hash)
+        recipe_id = self._recipe_id(run.recipe)
         described = (getattr(run, column) for column in _RUN_COLUMNS)
         self._execute(_DESCRIBE_RUN, (recipe_id, json.dumps(run.devices), *described, *rank, run_id, *rank))
 
@@ -191,10 +192,11 @@ class _Batch:
             found = self._one("SELECT run_id FROM runs WHERE run_uid = ?", (run_uid,))
         return int(found[0])
 
-    def _recipe_id(self, name: str, content_hash: str) -> int:
-        self._execute("INSERT INTO recipes (name, hash) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, content_hash))
-        (recipe_id,) = self._one("SELECT recipe_id FROM recipes WHERE hash = ? AND name = ?", (content_hash, name))
-        return int(recipe_id)
+    def _recipe_id(self, name: str) -> int:
+        if name not in self._recipes:
+            self._execute("INSERT INTO recipes (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))
+            (self._recipes[name],) = self._one("SELECT recipe_id FROM recipes WHERE name = ?", (name,))
+        return self._recipes[name]
 
     def _one(self, statement: str, values: tuple[object, ...]) -> tuple[int, ...]:
         row: tuple[int, ...] = self._execute(statement, values).fetchone()

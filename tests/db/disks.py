@@ -42,7 +42,7 @@ def small_disk(folder: Path, kind: str) -> Iterator[SmallDisk]:
 
 
 def _mount(folder: Path) -> bool:
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

@@ -62,9 +62,9 @@ def contents(path: Path) -> dict[str, list[tuple[object, ...]]]:
     """Return all that the history holds, by table, without the numbers SQLite gave out itself."""
     statements = {
         "nodes": "SELECT name FROM nodes",
-        "recipes": "SELECT name, hash FROM recipes",
+        "recipes": "SELECT name FROM recipes",
         "cursors": "SELECT journal_uuid, contiguous_seq FROM cursors",
-        "runs": "SELECT run_uid, nodes.name, recipes.name, state, tier_to, started_ns, wall_ns, final, seq"
+        "runs": "SELECT run_uid, nodes.name, recipes.name, recipe_hash, state, tier_to, started_ns, wall_ns, final, seq"
         " FROM runs JOIN nodes USING (node_id) LEFT JOIN recipes USING (recipe_id)",
         "stages": "SELECT run_uid, ordinal, stages.name, status, duration_ns, attributed_ns, stages.final, stages.seq"
         " FROM stages JOIN runs USING (run_id)",

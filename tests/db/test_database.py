@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from db import database, filesystems
+from db import filesystems
 from db.database import connect, open_history
 from db.errors import (
     DamagedError,
@@ -93,7 +93,7 @@ def test_an_empty_file_becomes_a_history(tmp_path: Path) -> None:
     assert open_history(tmp_path / "history.db").moved_aside is None
 
 
-def overwrite(at: int, data: bytes) -> Callable[[Path], None]:
+def overwrite(at: int, data: bytes) -> Callable[[Path], object]:
     def damage(path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(at)
@@ -102,12 +102,12 @@ def overwrite(at: int, data: bytes) -> Callable[[Path], None]:
     return damage
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated in the middle": lambda path: os.truncate(path, path.stat().st_size // 2 + 100),
     "half of it never written": lambda path: overwrite(path.stat().st_size // 2, bytes(path.stat().st_size // 2))(path),
     "cut to a few bytes": lambda path: os.truncate(path, 60),
     "cut to one page": lambda path: os.truncate(path, 4096),
-    "not a database": lambda path: path.write_text("nodes = []\n" * 5000, encoding="utf-8") and None,
+    "not a database": lambda path: Path.write_bytes(path, b"nodes = []\n" * 5000),
     "zeroed header": overwrite(0, bytes(100)),
     "zeroed schema page": overwrite(100, bytes(3996)),
     "zeroed page": overwrite(4096, bytes(4096)),
@@ -116,7 +116,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_history_is_moved_aside_whole_and_said_so(filled_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_history_is_moved_aside_whole_and_said_so(
+    filled_path: Path, damage: Callable[[Path], object]
+) -> None:
     """The damaged file keeps every byte under its new name, and a sound new history takes its place."""
     before = open_history(filled_path).history_uuid
     damage(filled_path)
@@ -263,7 +265,7 @@ def test_a_network_filesystem_is_refused_by_name(tmp_path: Path, monkeypatch: py
 
 def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python whose SQLite has no STRICT tables says so instead of taking the schema for damage."""
-    monkeypatch.setattr(database.sqlite3, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
 
     with pytest.raises(HistoryError, match=r"SQLite 3\.37 or newer"):
         open_history(tmp_path / "history.db")

@@ -104,7 +104,7 @@ def test_a_late_event_never_turns_a_finished_run_back(history_path: Path) -> Non
     late = Record(event_row(50, "run-a"), run_row("run-a", state="running"), (StageRow(0, "queue", "running"),))
     store(history_path, records[:-1], [late])
 
-    assert contents(history_path)["runs"][0][3] == "ready"
+    assert contents(history_path)["runs"][0][4] == "ready"
     assert {row[3] for row in contents(history_path)["stages"]} == {"done"}
 
 
@@ -114,7 +114,7 @@ def test_a_later_final_word_replaces_an_earlier_one(history_path: Path) -> None:
     ended = Record(event_row(3, "run-a"), run_row("run-a", state="cancelled"))
     store(history_path, [ended], [stuck])
 
-    assert contents(history_path)["runs"][0][3] == "cancelled"
+    assert contents(history_path)["runs"][0][4] == "cancelled"
 
 
 def test_a_batch_that_fails_leaves_nothing(history_path: Path) -> None:
