@@ -105,7 +105,8 @@ class History:
             rows = connection.execute(
                 "SELECT run_id, wall_ns, first_output_ns FROM runs"
                 " WHERE node_id = (SELECT node_id FROM nodes WHERE name = ?) AND started_ns < ?"
-                " AND recipe_hash = ? AND tier_from = ? AND state = 'ready' AND wall_ns IS NOT NULL ORDER BY started_ns DESC LIMIT ?",
+                " AND recipe_hash = ? AND tier_from = ? AND state = 'ready' AND wall_ns IS NOT NULL"
+                " ORDER BY started_ns DESC LIMIT ?",
                 (node, limit_ns, recipe_hash, tier_from, count),
             ).fetchall()
             stages = [stage for row in rows for stage in _stages(connection, row["run_id"])]
