@@ -1,0 +1,167 @@
+"""Starts runs, at most so many at a time across the fleet; the rest wait and are seen waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from console.errors import GlowplugError, LinkError, NodeUnreachable, RequestRefused
+from console.places import Places
+from console.session import Session
+from console.state import NodeState, RunDropped, RunQueued, RunView
+from remote_agent.protocol.messages import (
+    Actor,
+    Failure,
+    Recipe,
+    RunStartParams,
+    RunStartResult,
+    RunState,
+    Tier,
+)
+from remote_agent.recipe import recipe_hash
+
+LOST_S = 120.0
+"""A run on a node that has been out of reach for so long gives its place to the next."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Launch:
+    """A run from the wish to its end. ``noticed`` is set once it waits in the queue or the node has answered."""
+
+    run_uid: str
+    recipe: Recipe
+    noticed: asyncio.Future[None]
+    is_sent: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class Launches:
+    """The queue in front of the fleet. A place is kept from the request until the run is over."""
+
+    def __init__(self, parallel: int, actor: Actor, lost_s: float = LOST_S) -> None:
+        self.places = Places(parallel)
+        self._actor = actor
+        self._lost_s = lost_s
+        self._waiting: dict[str, _Launch] = {}
+
+    async def launch(self, session: Session, run_uid: str, recipe: Recipe, timeout_s: float) -> None:
+        """Start a run, or leave it in the queue when every place is taken.
+
+        Raises: RequestRefused by the node; NodeUnreachable, and then the run either was
+        not started or, where the node could not say, is still being asked about.
+        """
+        launch = _Launch(run_uid, recipe, asyncio.get_running_loop().create_future())
+        launch.noticed.add_done_callback(_look_at)
+        session.apply(RunQueued(self._waiting_view(run_uid, recipe)))
+        self._waiting[run_uid] = launch
+        launch.task = session.spawn(self._carry(session, launch))
+        try:
+            await asyncio.wait_for(asyncio.shield(launch.noticed), timeout_s)
+        except TimeoutError:
+            text = f"{session.describe_link()}; whether run {run_uid[:8]} was started is not known yet"
+            raise NodeUnreachable(text) from None
+
+    def withdraw(self, session: Session, run_uid: str) -> bool:
+        """Take a run out of the queue; False if it was already sent to its node."""
+        launch = self._waiting.get(run_uid)
+        if launch is None or launch.is_sent or launch.task is None:
+            return False
+        launch.task.cancel()
+        session.apply(RunDropped(run_uid, time.time_ns()))
+        return True
+
+    def _waiting_view(self, run_uid: str, recipe: Recipe) -> RunView:
+        return RunView(
+            run_uid=run_uid,
+            recipe=recipe.name,
+            recipe_hash=recipe_hash(recipe),
+            model=recipe.model.path,
+            actor=self._actor,
+            state=RunState.QUEUED,
+            tier_from=Tier.COLD,
+            accepted_mono_ns=None,
+            accepted_wall_ns=time.time_ns(),
+            is_accepted=False,
+        )
+
+    async def _carry(self, session: Session, launch: _Launch) -> None:
+        try:
+            if self.places.is_full:
+                launch.noticed.set_result(None)
+            async with self.places:
+                await self._start(session, launch)
+                self._waiting.pop(launch.run_uid, None)
+                await self._stay(session, launch.run_uid)
+        except GlowplugError as error:
+            log.info("%s: run %s was not started: %s", session.node.name, launch.run_uid, error)
+            code = error.code if isinstance(error, RequestRefused) else "unreachable"
+            if not launch.is_sent or not isinstance(error, LinkError):
+                session.apply(RunDropped(launch.run_uid, time.time_ns(), Failure(code, str(error))))
+            if not launch.noticed.done():
+                launch.noticed.set_exception(error)
+        finally:
+            self._waiting.pop(launch.run_uid, None)
+
+    async def _start(self, session: Session, launch: _Launch) -> None:
+        """Ask the node to start the run until it has answered; asking again is harmless.
+
+        Raises: RequestRefused; LinkError if it can't be reached, or never again.
+        """
+        params = RunStartParams(launch.run_uid, launch.recipe, self._actor, session.node.python)
+        while True:
+            await session.until_connected(None if launch.is_sent else session.node.connect_timeout_s)
+            launch.is_sent = True
+            try:
+                answer = await session.request("run.start", params, RunStartResult)
+            except LinkError as error:
+                log.info("%s: run.start was not answered, asking again: %s", session.node.name, error)
+                await _until_lost_or_later(session)
+                continue
+            session.found(answer.run)
+            if not launch.noticed.done():
+                launch.noticed.set_result(None)
+            return
+
+    async def _stay(self, session: Session, run_uid: str) -> None:
+        """Keep the place until the run is over, or its node has been out of reach for long."""
+        while True:
+            known = await session.until(lambda state: _over_or_lost(state, run_uid))
+            if known == "over":
+                return
+            try:
+                known = await session.until(lambda state: _over_or_found(state, run_uid), self._lost_s)
+            except TimeoutError:
+                log.info("%s: out of reach, its place goes to another", session.node.name)
+                return
+
+
+def _over_or_lost(state: NodeState, run_uid: str) -> str | None:
+    run = state.runs.get(run_uid)
+    if run is None or run.state.is_terminal:
+        return "over"
+    return None if state.is_known else "lost"
+
+
+def _over_or_found(state: NodeState, run_uid: str) -> str | None:
+    return "found" if state.is_known else _over_or_lost(state, run_uid) if _is_over(state, run_uid) else None
+
+
+def _is_over(state: NodeState, run_uid: str) -> bool:
+    return _over_or_lost(state, run_uid) == "over"
+
+
+async def _until_lost_or_later(session: Session) -> None:
+    """Wait until the link is seen to be lost, or a moment, so that a slow node is not asked in a loop."""
+    try:
+        await session.until(lambda state: None if state.is_known else True, 2.0)
+    except TimeoutError:
+        pass
+
+
+def _look_at(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,379 @@
+"""The fleet over hosts that live in the test, with a real history."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from console.config import Config
+from console.config_nodes import Node
+from console.errors import HistoryError, NodeUnreachable, RequestRefused, UsageError
+from console.fleet import Fleet
+from console.places import Places
+from console.session import Session
+from console.state import RunView
+from db.database import open_history
+from db.queries import History
+from remote_agent.protocol.messages import ModelSource, Recipe, RunState, Tier
+from tests.console.fake_host import FakeHost, FakeLink, eventually
+from tests.console.happenings import ACTOR
+
+RECIPES = {name: Recipe(name, ModelSource(f"/models/{name}")) for name in ("llama", "bert")}
+NODES = ("n1", "n2", "n3")
+
+
+class World:
+    """Three hosts and the fleets that look at them; a short time-out, so that waiting for nobody is quick."""
+
+    def __init__(self, directory: Path) -> None:
+        self.hosts = {name: FakeHost(f"journal-{name}") for name in NODES}
+        self.links: dict[str, FakeLink] = {}
+        self.history_path = directory / "history.db"
+        nodes = tuple(Node(name, host="h", connect_timeout_s=0.2, python=("py",)) for name in NODES)
+        self.config = Config(nodes, RECIPES)
+
+    def fleet(self, parallel: int = 8) -> Fleet:
+        return Fleet(self.config, self.history_path, parallel=parallel, actor=ACTOR, links=self._link)
+
+    def _link(self, node: Node, subscriber: str, cursor: Callable[[str], int], sink: Session) -> FakeLink:
+        link = FakeLink(node, self.hosts[node.name], cursor, sink)
+        self.links[node.name] = link
+        return link
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+async def fleet(world: World) -> AsyncIterator[Fleet]:
+    async with world.fleet() as fleet:
+        yield fleet
+
+
+def view(fleet: Fleet, node: str, run_uid: str) -> RunView:
+    return fleet.state(node).runs[run_uid]
+
+
+async def test_a_node_is_asked_what_it_is_and_does_when_it_connects(fleet: Fleet, world: World) -> None:
+    """Probe and residents are known without anyone asking, and the panel is told to redraw."""
+    await eventually(lambda: all(fleet.state(name).probe for name in NODES))
+
+    assert fleet.nodes == NODES
+    assert fleet.state("n1").residents == ()
+    assert fleet.take_dirty() == set(NODES)
+    assert fleet.take_dirty() == set()
+
+
+async def test_a_warm_up_runs_to_ready_and_into_the_history(fleet: Fleet, world: World) -> None:
+    """warm answers with the uid, wait with the ready run, and the history has all of it, acknowledged."""
+    uid = await fleet.warm("n1", "llama")
+    host = world.hosts["n1"]
+    host.begin(uid)
+    assert view(fleet, "n1", uid).state is RunState.RUNNING
+    assert fleet.elapsed_ns("n1") is not None
+    host.finish(uid)
+
+    run = await fleet.wait("n1", uid, timeout_s=10)
+
+    assert run.state is RunState.READY
+    assert await fleet.flush()
+    stored = fleet.history.run(uid)
+    assert stored is not None
+    row, stages = stored
+    assert (row.state, row.node, row.recipe, row.actor_user, row.wall_ns) == ("ready", "n1", "llama", "ada", 100)
+    assert sum(stage.attributed_ns or 0 for stage in stages) + (row.unattributed_ns or 0) == row.wall_ns
+    assert [one.kind for one in fleet.history.events(uid)] == [
+        "run.accepted",
+        "run.started",
+        "run.finished",
+        "resident",
+    ]
+    await eventually(lambda: world.links["n1"].acked[-1:] == [("journal-n1", 4)])
+
+
+async def test_no_more_than_parallel_runs_load_at_once(world: World) -> None:
+    """The others are visible as queued, and start one by one as places become free."""
+    async with world.fleet(parallel=1) as fleet:
+        uids = {name: await fleet.warm(name, "llama") for name in NODES}
+        assert [name for name in NODES if world.hosts[name].runs] == ["n1"]
+        waiting = view(fleet, "n3", uids["n3"])
+        assert (waiting.state, waiting.is_accepted) == (RunState.QUEUED, False)
+
+        world.hosts["n1"].finish(uids["n1"])
+        await eventually(lambda: world.hosts["n2"].runs)
+        assert not world.hosts["n3"].runs
+
+        fleet.parallel = 2
+        await eventually(lambda: world.hosts["n3"].runs)
+
+
+async def test_a_failed_run_gives_its_place_to_the_next(world: World) -> None:
+    """A place is held until a run is over, however it ends."""
+    async with world.fleet(parallel=1) as fleet:
+        first, second = await fleet.warm("n1", "llama"), await fleet.warm("n2", "llama")
+        world.hosts["n1"].finish(first, RunState.FAILED)
+
+        await eventually(lambda: second in world.hosts["n2"].runs)
+        assert (await fleet.wait("n1", first)).state is RunState.FAILED
+
+
+async def test_a_queued_run_can_be_withdrawn_before_it_is_sent(world: World) -> None:
+    """Cancelling what waits here never reaches the node and frees nothing that others hold."""
+    async with world.fleet(parallel=1) as fleet:
+        first, second, third = [await fleet.warm(name, "llama") for name in NODES]
+
+        await fleet.cancel("n2", second)
+        assert (await fleet.wait("n2", second)).state is RunState.CANCELLED
+        world.hosts["n1"].finish(first)
+
+        await eventually(lambda: third in world.hosts["n3"].runs)
+        assert not world.hosts["n2"].runs
+
+
+async def test_a_run_under_way_is_cancelled_by_its_node(fleet: Fleet, world: World) -> None:
+    """The node's answer is what the state shows."""
+    uid = await fleet.warm("n1", "llama")
+
+    await fleet.cancel("n1", uid)
+
+    assert view(fleet, "n1", uid).state is RunState.CANCELLED
+
+
+async def test_a_lost_link_is_not_a_failed_run(fleet: Fleet, world: World) -> None:
+    """wait outlives the link; what happened meanwhile is replayed, and stored once."""
+    uid = await fleet.warm("n1", "llama")
+    waiting = asyncio.ensure_future(fleet.wait("n1", uid))
+    world.links["n1"].lose()
+    assert view(fleet, "n1", uid).state is RunState.QUEUED
+    assert not fleet.state("n1").is_known
+    world.hosts["n1"].begin(uid)
+    world.hosts["n1"].finish(uid)
+    assert not waiting.done()
+
+    world.links["n1"].connect()
+
+    assert (await waiting).state is RunState.READY
+    await fleet.flush()
+    assert [one.seq for one in fleet.history.events(uid)] == [1, 2, 3, 4]
+
+
+async def test_a_run_is_not_started_twice_when_the_answer_is_lost(fleet: Fleet, world: World) -> None:
+    """The same run_uid is asked for again after the link is back, and warm returns."""
+    world.hosts["n1"].loses_answers = 1
+    warming = asyncio.ensure_future(fleet.warm("n1", "llama", run_uid="run-00000009"))
+    await eventually(lambda: world.hosts["n1"].runs and not world.links["n1"].is_connected)
+    assert not warming.done()
+
+    world.links["n1"].connect()
+
+    assert await warming == "run-00000009"
+    assert world.hosts["n1"].asked.count("run.start") == 2
+    assert [one.kind for one in world.hosts["n1"].journal] == ["run.accepted"]
+
+
+async def test_a_node_that_cannot_be_reached_says_why(world: World) -> None:
+    """warm waits for the link up to its time-out, then names the node and the link's reason."""
+    world.hosts["n1"].is_reachable = False
+    async with world.fleet() as fleet:
+        with pytest.raises(NodeUnreachable, match=r"n1.*connection refused"):
+            await fleet.warm("n1", "llama")
+
+        assert fleet.state("n1").runs == {}
+        fleet.retry_now("n1")
+        assert world.links["n1"].retries == 1
+
+
+async def test_waiting_ends_when_no_retry_will_be_made(fleet: Fleet, world: World) -> None:
+    """A changed host key is final: the run can't be followed, and that is no failed run."""
+    uid = await fleet.warm("n1", "llama")
+    waiting = asyncio.ensure_future(fleet.wait("n1", uid))
+
+    world.links["n1"].lose("the host key has changed", final=True)
+
+    with pytest.raises(NodeUnreachable, match="host key"):
+        await waiting
+    assert view(fleet, "n1", uid).state is RunState.QUEUED
+
+
+async def test_a_wait_that_times_out_says_whether_the_node_is_there(fleet: Fleet, world: World) -> None:
+    """Out of reach is NodeUnreachable, still working is TimeoutError."""
+    uid = await fleet.warm("n1", "llama")
+
+    with pytest.raises(TimeoutError):
+        await fleet.wait("n1", uid, timeout_s=0.01)
+    world.links["n1"].lose("cable pulled")
+    with pytest.raises(NodeUnreachable, match="cable pulled"):
+        await fleet.wait("n1", uid, timeout_s=0.01)
+
+
+async def test_a_refused_run_says_so_and_frees_its_place(world: World) -> None:
+    """The node's own words reach the caller and the node's log."""
+    async with world.fleet(parallel=1) as fleet:
+        world.hosts["n1"].is_refusing = True
+        with pytest.raises(RequestRefused, match="no such directory"):
+            await fleet.warm("n1", "llama", run_uid="run-00000009")
+
+        refused = view(fleet, "n1", "run-00000009")
+        assert (refused.state, refused.failure and refused.failure.code) == (RunState.FAILED, "no_such_model")
+        await fleet.warm("n2", "llama")
+
+
+async def test_unknown_names_are_usage_errors(fleet: Fleet) -> None:
+    """A wrong recipe or node is refused before anything is sent."""
+    with pytest.raises(UsageError, match="lama"):
+        await fleet.warm("n1", "lama")
+    with pytest.raises(UsageError, match="n9"):
+        await fleet.warm("n9", "llama")
+
+
+async def test_what_is_warm_is_released(fleet: Fleet, world: World) -> None:
+    """By run, or everything; the node's list is asked again."""
+    uid = await fleet.warm("n1", "llama")
+    world.hosts["n1"].finish(uid)
+    assert [one.run_uid for one in fleet.state("n1").residents or ()] == [uid]
+
+    released = await fleet.release("n1", uid)
+
+    assert [one.run_uid for one in released] == [uid]
+    assert fleet.state("n1").residents == ()
+
+
+async def test_a_new_console_finds_the_run_that_an_earlier_one_left(world: World) -> None:
+    """After a restart the cursor goes on where it was, status fills in the run, and each event is stored once."""
+    async with world.fleet() as fleet:
+        uid = await fleet.warm("n1", "llama")
+        await fleet.flush()
+    world.hosts["n1"].begin(uid)
+
+    async with world.fleet() as fleet:
+        await eventually(lambda: uid in fleet.state("n1").runs)
+        assert view(fleet, "n1", uid).state is RunState.RUNNING
+        world.hosts["n1"].finish(uid)
+        assert (await fleet.wait("n1", uid)).state is RunState.READY
+        await fleet.flush()
+        assert [one.seq for one in fleet.history.events(uid)] == [1, 2, 3, 4]
+
+
+async def test_a_run_that_ended_unseen_is_asked_for(fleet: Fleet, world: World) -> None:
+    """When neither events nor status tell of a run someone waits for, run.get does."""
+    await eventually(lambda: fleet.state("n1").probe)
+    host = world.hosts["n1"]
+    uid = await fleet.warm("n1", "llama")
+    world.links["n1"].lose()
+    host.finish(uid)
+    host.journal.clear()  # trimmed before this console had it
+    waiting = asyncio.ensure_future(fleet.wait("n1", uid))
+
+    world.links["n1"].connect()
+
+    assert (await waiting).state is RunState.READY
+    assert "run.get" in host.asked
+
+
+async def test_a_run_that_its_node_forgot_is_not_waited_for_for_ever(fleet: Fleet, world: World) -> None:
+    """An agent that lost its records says so, and wait passes that on."""
+    uid = await fleet.warm("n1", "llama")
+    world.links["n1"].lose()
+    world.hosts["n1"].runs.clear()
+    waiting = asyncio.ensure_future(fleet.wait("n1", uid))
+
+    world.links["n1"].connect()
+
+    with pytest.raises(RequestRefused, match="no run"):
+        await waiting
+
+
+async def test_history_gives_the_baseline_of_the_next_run(world: World) -> None:
+    """Medians are there before a run, from every tier, and follow each run that ended."""
+    async with world.fleet() as fleet:
+        for _ in range(2):
+            uid = await fleet.warm("n1", "llama")
+            world.hosts["n1"].finish(uid)
+            await fleet.wait("n1", uid)
+        await eventually(lambda: [one.count for one in fleet.state("n1").baselines.values()] == [2])
+
+    async with world.fleet() as fleet:
+        await eventually(lambda: fleet.state("n1").baselines)
+        (key, baseline), *_ = fleet.state("n1").baselines.items()
+        assert key[1] is Tier.COLD
+        assert (baseline.count, baseline.wall_ns, baseline.stages_ns["weights"]) == (2, 100, 60)
+        uid = await fleet.warm("n1", "llama")
+        assert view(fleet, "n1", uid).baseline == baseline
+
+
+async def test_a_damaged_history_is_moved_aside_and_said(world: World) -> None:
+    """The console starts all the same, and its notice says where the damaged file went."""
+    world.history_path.write_bytes(b"SQLite format 3\0" + b"\xff" * 8000)
+
+    async with world.fleet() as fleet:
+        assert "moved" in fleet.notices[0]
+
+
+async def test_a_history_that_cannot_be_opened_is_one_error(tmp_path: Path, world: World) -> None:
+    """What the database raises becomes the console's own error."""
+    world.history_path = tmp_path
+
+    with pytest.raises(HistoryError):
+        await world.fleet().start()
+
+
+async def test_the_state_of_a_node_can_be_asked_before_the_start(world: World) -> None:
+    """A screen draws before anything is connected."""
+    assert world.fleet().state("n2").name == "n2"
+
+
+async def test_two_consoles_with_one_history_store_each_event_once(world: World) -> None:
+    """Two processes may share a history file; what both heard is there once."""
+    async with world.fleet() as one, world.fleet() as other:
+        uid = await one.warm("n1", "llama")
+        world.hosts["n1"].finish(uid)
+        await one.wait("n1", uid)
+        await other.wait("n1", uid)
+        assert await one.flush()
+        assert await other.flush()
+        assert [event.seq for event in one.history.events(uid)] == [1, 2, 3]
+
+
+async def test_closing_takes_a_bounded_time_and_stores_what_came(world: World) -> None:
+    """A link that does not stop is left behind; the history is complete all the same."""
+    fleet = world.fleet()
+    await fleet.start()
+    uid = await fleet.warm("n1", "llama")
+    hanging = asyncio.Event()
+
+    async def hang() -> None:
+        await hanging.wait()
+
+    world.links["n1"].stop = hang  # type: ignore[method-assign]
+    before = time.monotonic()
+    await fleet.close()
+
+    assert time.monotonic() - before < 30
+    with History(open_history(world.history_path).path) as history:
+        assert history.run(uid) is not None
+
+
+async def test_places_are_given_in_order_and_not_lost_by_who_gives_up() -> None:
+    """First come, first served; a cancelled waiter does not swallow a place."""
+    places = Places(1)
+    order: list[str] = []
+
+    async def take(name: str) -> None:
+        async with places:
+            order.append(name)
+
+    async with places:
+        tasks = [asyncio.ensure_future(take(name)) for name in "abc"]
+        await asyncio.sleep(0)
+        assert places.is_full
+        tasks[0].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert order == ["b", "c"]
+    assert not places.is_full
