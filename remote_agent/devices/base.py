@@ -1,0 +1,45 @@
+"""What every device can do, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, Union
+
+if TYPE_CHECKING:
+    import torch
+
+Fact = Union[int, float, str, bool, None]
+
+
+class Device(Protocol):
+    """A place where tensors live. Methods raise DeviceError naming the call and its code.
+
+    Order of use: ``initialise`` (driver only), ``open_context``, anything else, ``close``.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name it was opened by: ``cpu``, ``cuda:N`` or a GPU UUID."""
+
+    @property
+    def kind(self) -> str:
+        """Return ``cpu`` or ``cuda``."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Return where torch has it."""
+
+    def initialise(self) -> Mapping[str, Fact]:
+        """Initialise the driver, open no context, and return facts. Safe to call again."""
+
+    def open_context(self) -> Mapping[str, Fact]:
+        """Open what bytes need to get there, and return facts. Safe to call again."""
+
+    def synchronise(self) -> None:
+        """Wait for everything queued on the device."""
+
+    def memory(self) -> tuple[int, int]:
+        """Return free and total bytes."""
+
+    def close(self) -> None:
+        """Give back what ``open_context`` took. Safe to call again."""

@@ -1,0 +1,52 @@
+"""Calls into cuda-python modules, with every return code checked."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from remote_agent.errors import DeviceError
+
+
+class Calls:
+    """A cuda-python module whose calls return their results alone, or raise DeviceError.
+
+    ``module`` may be given for tests; otherwise it is imported at the first call.
+    """
+
+    def __init__(self, name: str, module: Any = None) -> None:
+        self._name = name
+        self._module = module
+
+    @property
+    def module(self) -> Any:
+        """Return the module itself, for its constants. Raises: DeviceError if it can't be imported."""
+        if self._module is None:
+            try:
+                self._module = importlib.import_module(self._name)
+            except ImportError as error:
+                text = f"{self._name} can't be imported: {error}; install cuda-python in this Python"
+                raise DeviceError(text, "import", "missing_package") from error
+        return self._module
+
+    def __call__(self, function: str, *arguments: Any) -> Any:
+        """Call ``function`` and return its one result, a tuple of several, or None."""
+        code, *results = self.attempt(function, *arguments)
+        if int(code) != 0:
+            name = getattr(code, "name", str(int(code)))
+            raise DeviceError(f"{function} failed: {name} ({int(code)})", function, name)
+        if not results:
+            return None
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def attempt(self, function: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call ``function`` and return what it returns, its code first and unchecked.
+
+        Raises: DeviceError if there is no driver library or no such call in it.
+        """
+        try:
+            result: tuple[Any, ...] = getattr(self.module, function)(*arguments)
+        except (AttributeError, RuntimeError, OSError) as error:
+            text = f"{function} can't be called: {' '.join(str(error).split())[:300]}"
+            raise DeviceError(text, function, "unavailable") from error
+        return result

@@ -1,0 +1,52 @@
+"""The CPU as a device: nothing to initialise, memory is the host's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_agent.devices.base import Fact
+from remote_agent.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+MEMINFO = Path("/proc/meminfo")
+
+
+class CpuDevice:
+    """Implements `Device`."""
+
+    name = "cpu"
+    kind = "cpu"
+
+    @property
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    def initialise(self) -> Mapping[str, Fact]:
+        return {"processors": len(os.sched_getaffinity(0))}
+
+    def open_context(self) -> Mapping[str, Fact]:
+        return {}
+
+    def synchronise(self) -> None:
+        """Nothing is ever queued."""
+
+    def memory(self) -> tuple[int, int]:
+        """Return what the kernel says can be had without swapping, and all there is."""
+        sizes = {}
+        try:
+            for line in MEMINFO.read_text(encoding="ascii").splitlines():
+                name, _, rest = line.partition(":")
+                sizes[name] = rest.split()[0] if rest.split() else ""
+            return int(sizes["MemAvailable"]) << 10, int(sizes["MemTotal"]) << 10
+        except (OSError, ValueError, KeyError) as error:
+            raise DeviceError(f"{MEMINFO} can't be read: {error}", "read", "meminfo") from error
+
+    def close(self) -> None:
+        """Nothing was taken."""

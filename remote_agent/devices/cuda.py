@@ -1,0 +1,177 @@
+"""One GPU through the driver API; torch is used for its memory alone.
+
+A UUID is pinned by CUDA_VISIBLE_DEVICES before the driver is initialised, so that torch,
+the runtime and whatever else is loaded see exactly one device, number 0.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.devices.base import Fact
+from remote_agent.devices.calls import Calls
+from remote_agent.errors import DeviceError
+from remote_agent.loader.ring import PinnedRing
+
+if TYPE_CHECKING:
+    import torch
+
+DRIVER = "cuda.bindings.driver"
+RUNTIME = "cuda.bindings.runtime"
+NOT_INITIALISED = 3
+"""CUDA_ERROR_NOT_INITIALIZED."""
+
+
+class CudaDevice:
+    """Implements `Device`. ``driver`` and ``runtime`` may be given for tests."""
+
+    kind = "cuda"
+
+    def __init__(self, name: str, driver: Any = None, runtime: Any = None) -> None:
+        self.name = name
+        self._driver = Calls(DRIVER, driver)
+        self.runtime = Calls(RUNTIME, runtime)
+        self.ordinal = int(name.partition(":")[2]) if name.startswith("cuda:") else 0
+        self._handle: Any = None
+        self._has_context = False
+        self._ring: PinnedRing | None = None
+        if not name.startswith("cuda:"):
+            self._claim()
+        else:
+            os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+    @property
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cuda", self.ordinal)
+
+    @property
+    def ring(self) -> PinnedRing:
+        """Return the pinned buffers of this context. Raises: DeviceError before ``open_context``."""
+        if self._ring is None:
+            raise DeviceError(f"{self.name}: no context is open", "ring", "no_context")
+        return self._ring
+
+    def initialise(self) -> Mapping[str, Fact]:
+        begun = time.monotonic_ns()
+        self._driver("cuInit", 0)
+        init_ns = time.monotonic_ns() - begun
+        count = self._driver("cuDeviceGetCount")
+        if self.ordinal >= count:
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+            text = f"{self.name} is not there: CUDA sees {count} device(s) with CUDA_VISIBLE_DEVICES={seen!r}"
+            raise DeviceError(text, "cuDeviceGetCount", "no_device")
+        self._handle = self._driver("cuDeviceGet", self.ordinal)
+        found = self._uuid()
+        if self.name.startswith("GPU-") and not found.lower().startswith(self.name.lower()):
+            text = f"{self.name} was asked for and CUDA gives {found}: it was initialised before the device was chosen"
+            raise DeviceError(text, "cuDeviceGetUuid", "wrong_device")
+        version = self._driver("cuDriverGetVersion")
+        return {
+            "cu_init_ns": init_ns,
+            "gpu_uuid": found,
+            "gpu_name": _text(self._driver("cuDeviceGetName", 256, self._handle)),
+            "cuda_driver_version": f"{version // 1000}.{version % 1000 // 10}",
+        }
+
+    def open_context(self) -> Mapping[str, Fact]:
+        """Open the primary context, torch's allocator, the math library's handle and the pinned ring."""
+        import torch
+
+        if self._handle is None:
+            self.initialise()
+        facts: dict[str, Fact] = {}
+        begun = time.monotonic_ns()
+        if not self._has_context:
+            context = self._driver("cuDevicePrimaryCtxRetain", self._handle)
+            self._has_context = True
+            self._driver("cuCtxSetCurrent", context)
+        self.runtime("cudaSetDevice", self.ordinal)
+        facts["primary_context_ns"], begun = _lap(begun)
+        self._wake_torch(torch)
+        facts["torch_ns"], begun = _lap(begun)
+        if self._ring is None:
+            self._ring = PinnedRing(self.runtime, self.ordinal)
+        facts["ring_ns"], begun = _lap(begun)
+        facts["ring_bytes"] = self._ring.size_bytes
+        return facts
+
+    def _wake_torch(self, torch: Any) -> None:
+        try:
+            torch.cuda.init()
+            torch.cuda.set_device(self.ordinal)
+            torch.empty(1, device=self.torch_device)
+            torch.cuda.current_blas_handle()
+        except (RuntimeError, AssertionError) as error:
+            text = f"torch can't use {self.name}: {' '.join(str(error).split())[:300]}"
+            raise DeviceError(text, "torch.cuda.init", "torch") from error
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Return ``size_bytes`` of device memory as one uint8 tensor; not zeroed.
+
+        Raises: torch.OutOfMemoryError.
+        """
+        import torch
+
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
+
+    def current_stream(self) -> int:
+        """Return the stream on which `allocate` hands memory out; other streams must wait for it."""
+        import torch
+
+        return int(torch.cuda.current_stream(self.torch_device).cuda_stream)
+
+    def synchronise(self) -> None:
+        if self._has_context:
+            self.runtime("cudaSetDevice", self.ordinal)
+            self.runtime("cudaDeviceSynchronize")
+
+    def memory(self) -> tuple[int, int]:
+        self.runtime("cudaSetDevice", self.ordinal)
+        free, total = self.runtime("cudaMemGetInfo")
+        return int(free), int(total)
+
+    def close(self) -> None:
+        """Free the ring and this object's hold on the context; torch keeps its own until the process ends."""
+        ring, self._ring = self._ring, None
+        had_context, self._has_context = self._has_context, False
+        try:
+            if ring is not None:
+                ring.close()
+        finally:
+            if had_context:
+                self._driver("cuDevicePrimaryCtxRelease", self._handle)
+
+    def _claim(self) -> None:
+        """Make this GPU the only one that this process sees."""
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == self.name:
+            return
+        if self._is_driver_initialised():
+            return  # too late to choose; `initialise` compares what CUDA gives with the name
+        os.environ["CUDA_VISIBLE_DEVICES"] = self.name
+
+    def _is_driver_initialised(self) -> bool:
+        try:
+            return int(self._driver.attempt("cuDeviceGetCount")[0]) != NOT_INITIALISED
+        except DeviceError:
+            return False  # no driver here; `initialise` says so
+
+    def _uuid(self) -> str:
+        name = "cuDeviceGetUuid_v2" if hasattr(self._driver.module, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+        value = self._driver(name, self._handle)
+        prefix = "MIG" if self.name.startswith("MIG-") else "GPU"
+        return f"{prefix}-{uuid.UUID(bytes=bytes(value.bytes)[:16])}"
+
+
+def _lap(begun_ns: int) -> tuple[int, int]:
+    now = time.monotonic_ns()
+    return now - begun_ns, now
+
+
+def _text(value: bytes | str) -> str:
+    return value.split(b"\0")[0].decode("utf-8", "replace") if isinstance(value, bytes) else value

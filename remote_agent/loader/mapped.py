@@ -1,0 +1,149 @@
+"""The CPU's paths: ``mapped``, views over the files themselves, and ``read``, for where mapping is refused.
+
+Maps are private and copy on write, so nothing can reach the file. Every page is brought in
+during the load (the kernel reports a page that can't be read, where touching it would kill the
+process), so a file cut short fails the load by name. A file cut after the load is beyond help.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import time
+from typing import TYPE_CHECKING
+
+from remote_agent.errors import LoadError
+from remote_agent.loader.checkpoint import Checkpoint
+from remote_agent.loader.headers import Header
+from remote_agent.loader.plan import Plan, cut_segments
+from remote_agent.loader.problems import shown
+from remote_agent.loader.progress import Progress
+from remote_agent.loader.shards import OpenShards
+
+if TYPE_CHECKING:
+    import torch
+
+MADV_POPULATE_READ = 22
+"""Linux 5.14; ``mmap`` has no name for it."""
+
+BLOCK_BYTES = 32 << 20
+AHEAD_BLOCKS = 4
+"""How far the disk is asked to work ahead of the page tables."""
+
+CEILING_BYTES = 256 << 20
+
+
+class MapRefused(Exception):
+    """A filesystem does not map files; ``error`` is what it said."""
+
+    def __init__(self, header: Header, error: OSError) -> None:
+        super().__init__(str(error))
+        self.header = header
+        self.error = error
+
+
+def map_shards(checkpoint: Checkpoint, shards: OpenShards, progress: Progress) -> list[mmap.mmap]:
+    """Return one map for each shard with every page of it present.
+
+    Raises: MapRefused, LoadError, or what ``progress`` raised.
+    """
+    total = sum(header.data_bytes for header in checkpoint.shards)
+    maps = [_map(header, descriptor) for header, descriptor in zip(checkpoint.shards, shards.descriptors, strict=True)]
+    before = 0
+    for shard, (header, content) in enumerate(zip(checkpoint.shards, maps, strict=True)):
+        for offset in range(0, header.size_bytes, BLOCK_BYTES):
+            length = min(BLOCK_BYTES, header.size_bytes - offset)
+            _bring_in(content, shards, shard, header, offset, length)
+            progress(before + max(0, offset + length - header.data_start), total)
+        before += header.data_bytes
+    return maps
+
+
+def measure_map_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:
+    """Return the bytes a second at which this path brings in pages that are cached already: what no disk is part of."""
+    headers = [(header, shard) for shard, header in enumerate(checkpoint.shards) if header.data_bytes]
+    if not headers:
+        return None
+    header, shard = max(headers, key=lambda item: item[0].data_bytes)
+    content = _map(header, shards.descriptors[shard])
+    length = min(header.size_bytes, CEILING_BYTES)
+    begun = time.perf_counter_ns()
+    _bring_in(content, shards, shard, header, 0, length)
+    taken_ns = time.perf_counter_ns() - begun
+    content.close()
+    return length / max(taken_ns, 1) * 1e9
+
+
+def read_shards(
+    checkpoint: Checkpoint, plan: Plan, target: torch.Tensor, shards: OpenShards, progress: Progress
+) -> None:
+    """Read every planned byte into ``target``, a uint8 tensor on the CPU.
+
+    Raises: LoadError, or what ``progress`` raised.
+    """
+    view = memoryview((ctypes.c_ubyte * target.nbytes).from_address(target.data_ptr())).cast("B")
+    segments = cut_segments(checkpoint, BLOCK_BYTES)
+    total = sum(segment.length for segment in segments)
+    done = 0
+    for segment in segments:
+        for offset, length, place in plan.pieces(segment):
+            shards.read(segment.shard, segment.offset + offset, view[place : place + length])
+        done += segment.length
+        progress(done, total)
+
+
+def measure_read_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:
+    """Return the bytes a second at which bytes just read, and so cached, are read again into one small buffer."""
+    headers = [(header, shard) for shard, header in enumerate(checkpoint.shards) if header.data_bytes]
+    if not headers:
+        return None
+    header, shard = max(headers, key=lambda item: item[0].data_bytes)
+    length = min(header.data_bytes, BLOCK_BYTES)
+    view = memoryview(bytearray(length))
+    shards.read(shard, 0, view)
+    begun = time.perf_counter_ns()
+    shards.read(shard, 0, view)
+    return length / max(time.perf_counter_ns() - begun, 1) * 1e9
+
+
+def _map(header: Header, descriptor: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, header.size_bytes, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise LoadError(
+                f"{_name(header)}: no address space for {header.size_bytes} bytes", "out_of_memory"
+            ) from error
+        raise MapRefused(header, error) from error
+    except ValueError as error:  # the file is shorter than the map would be
+        raise LoadError(f"{_name(header)}: is shorter than the {header.size_bytes} bytes it had", "changed") from error
+
+
+def _bring_in(content: mmap.mmap, shards: OpenShards, shard: int, header: Header, offset: int, length: int) -> None:
+    ahead = offset + length
+    if ahead < header.size_bytes:
+        os.posix_fadvise(shards.descriptors[shard], ahead, AHEAD_BLOCKS * BLOCK_BYTES, os.POSIX_FADV_WILLNEED)
+    try:
+        content.madvise(MADV_POPULATE_READ, offset, length)
+    except OSError as error:
+        # Either the file is cut short or the disk fails, and reading it says which; or the kernel
+        # is older than 5.14, where reading is as good; or this filesystem can only be read.
+        _read_through(shards, shard, header, offset, length)
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise MapRefused(header, error) from error
+
+
+def _read_through(shards: OpenShards, shard: int, header: Header, offset: int, length: int) -> None:
+    """Read a block and drop it; a file cut short or a failing disk is named by whoever reads."""
+    first = max(offset, header.data_start)
+    view = memoryview(bytearray(min(4 << 20, length)))
+    while first < offset + length:
+        part = view[: min(len(view), offset + length - first)]
+        shards.read(shard, first - header.data_start, part)
+        first += len(part)
+
+
+def _name(header: Header) -> str:
+    return shown(str(header.path), 400)

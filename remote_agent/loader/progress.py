@@ -1,0 +1,51 @@
+"""Tells a caller how far a load is, from the caller's own thread, while others do the work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+INTERVAL_S = 0.05
+
+Progress = Callable[[int, int], None]
+
+
+class Tally:
+    """Bytes done so far; threads add, one thread watches."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._done = 0
+        self._changed = threading.Condition()
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+
+    def add(self, count: int) -> None:
+        with self._changed:
+            self._done += count
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first failure and ask every thread to stop."""
+        with self._changed:
+            self.error = self.error or error
+        self.stop.set()
+
+    def watch(self, threads: Sequence[threading.Thread], progress: Progress) -> None:
+        """Report until every thread has ended; then raise the first failure, if there was one.
+
+        A ``progress`` that raises stops the threads; its error comes out once they have ended.
+        """
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(INTERVAL_S)
+                self._report(progress)
+        if self.error is not None:
+            raise self.error
+
+    def _report(self, progress: Progress) -> None:
+        if self.stop.is_set():
+            return
+        try:
+            progress(self._done, self.total)
+        except BaseException as error:
+            self.fail(error)
