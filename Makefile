@@ -1,17 +1,30 @@
-# Everything a developer or CI calls. `make run` and `make test` set up what they need.
-PYTHON ?= python3
+# Everything a developer or CI calls. Each target sets up what it needs in .venv; `make setup` alone does only that.
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := console remote_agent db themes
 
-.PHONY: run test check format setup dist bench bench-gpu lock clean
+# The first Python that is new enough, asked for only when something is to be set up.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { command -v $$python; break; }; \
+	done)
+
+.PHONY: help run test check format setup dist bench lock clean
+
+help:
+	@echo 'make run      set up, then open the console on three nodes of this machine'
+	@echo 'make test     set up, then run the tests (PYTEST_ARGS="-k word" for some)'
+	@echo 'make check    formatting, lint, strict types, import contracts'
+	@echo 'make format   fix formatting and what lint can fix'
+	@echo 'make bench    the loader against safetensors on this CPU'
+	@echo 'make dist     both wheels and glowplug-agent.pyz, in dist/'
+	@echo 'make lock     pin anew what development and CI install'
+	@echo 'make clean    remove .venv and dist'
 
 run: setup
-	$(BIN)/glowplug demo
+	@$(BIN)/glowplug demo
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -26,23 +39,20 @@ format: setup
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml requirements/dev.txt requirements/checkpoints.txt
-	$(PYTHON) -c 'import sys; sys.exit("Glowplug needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/checkpoints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $(STAMP)
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo 'setup: Glowplug needs Python 3.11 or newer, and $(or $(PYTHON),no python3) is not;' \
+		'install one, or say make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@$(PYTHON) deploy/make_venv.py $(VENV)
 
 dist: setup
-	$(BIN)/python deploy/build.py
+	@$(BIN)/python deploy/build.py
 
 bench: setup
-	$(BIN)/python -m bench
+	@$(BIN)/python -m bench $(BENCH_ARGS)
 
-# Pins what the environment holds now, for development and CI.
 lock: setup
-	$(BIN)/python -m pip install --quiet --upgrade -e '.[local,dev]'
+	$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager -e '.[local,dev]'
 	$(BIN)/python deploy/lock.py > requirements/dev.txt.new && mv requirements/dev.txt.new requirements/dev.txt
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) dist

@@ -1,3 +1,3 @@
 """Glowplug's console: the terminal app, the command line, SSH links and the fleet. Needs no torch."""
 
-__version__ = "0.1.0"
+from remote_agent import __version__ as __version__

@@ -1,0 +1,123 @@
+"""Sets up the development environment: ``python deploy/make_venv.py .venv``. Standard library only.
+
+An interrupted setup is begun anew, since its mark is removed last; one that is up to date costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = ("pyproject.toml", "requirements/dev.txt", "requirements/checkpoints.txt")
+PIP_STEPS = (
+    ("-r", "requirements/dev.txt"),
+    ("--no-deps", "-r", "requirements/checkpoints.txt"),
+    ("--no-deps", "--no-build-isolation", "-e", "."),
+)
+SAY_EVERY_S = 10.0
+
+
+def main() -> int:
+    """Bring the environment up to date and return 0, or say what stands in the way and return 1."""
+    folder = (ROOT / sys.argv[1]).absolute()
+    stamp, mark, wanted = folder / ".installed", folder / ".installing", _fingerprint()
+    try:
+        if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted and _works(folder):
+            stamp.touch()
+            return 0
+        _create(folder, mark)
+        for step in PIP_STEPS:
+            _install(folder, step)
+    except (OSError, SetupError) as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nsetup: interrupted; the next make begins it anew", file=sys.stderr)
+        return 130
+    stamp.write_text(wanted, encoding="utf-8")
+    mark.unlink()
+    return 0
+
+
+class SetupError(Exception):
+    """The environment can't be set up; the text says why and what to do."""
+
+
+def _fingerprint() -> str:
+    """Return a text that changes with whatever decides what is installed, and for which Python."""
+    digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    for name in INPUTS:
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _works(folder: Path) -> bool:
+    python = folder / "bin" / "python"
+    command = [str(python), "-c", "import console"]
+    return python.exists() and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _create(folder: Path, mark: Path) -> None:
+    """Make the folder a virtual environment of this Python; what an interrupted setup left is removed first.
+
+    Raises: SetupError if this Python can't make one.
+    """
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    try:
+        import ensurepip  # noqa: F401
+        import venv
+    except ImportError:
+        raise SetupError(
+            f"this Python ({sys.executable}) can't make virtual environments; "
+            f"on Debian and Ubuntu say: apt-get install python{version}-venv"
+        ) from None
+    same_python = (folder / "bin" / f"python{version}").exists()
+    if folder.exists() and (mark.exists() or not same_python):
+        shutil.rmtree(folder)
+    print(
+        f"Setting up {folder} for Python {version}: about 90 packages, torch among them. "
+        "The first time takes one to ten minutes, depending on the network.",
+        flush=True,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".installed").unlink(missing_ok=True)
+    mark.touch()
+    if not (folder / "bin" / "pip").exists():
+        venv.create(folder, with_pip=True, symlinks=True)
+
+
+def _install(folder: Path, step: tuple[str, ...]) -> None:
+    """Run pip, saying now and then where it is; all it says goes to a log.
+
+    Raises: SetupError with the end of the log if pip fails.
+    """
+    log_path = folder / "setup.log"
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    command += ["--progress-bar", "off", *step]
+    started_s = said_s = time.monotonic()
+    lines = []
+    with (
+        log_path.open("a", encoding="utf-8") as log,
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, encoding="utf-8", errors="replace",
+        ) as pip,
+    ):  # fmt: skip
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            log.write(line)
+            lines.append(line)
+            if time.monotonic() - said_s > SAY_EVERY_S or line.startswith("Installing collected"):
+                said_s = time.monotonic()
+                print(f"  {said_s - started_s:4.0f} s  {line.strip()[:90]}", flush=True)
+    if pip.returncode != 0:
+        raise SetupError(f"pip failed; the whole log is {log_path}, it ends with\n{''.join(lines[-15:])}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
