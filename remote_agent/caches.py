@@ -1,0 +1,76 @@
+"""Checks a compile cache's directory before the compile stack is pointed at it."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import tempfile
+from collections.abc import MutableMapping
+from pathlib import Path
+
+MIN_FREE_BYTES = 256 << 20
+PROBE_BYTES = 1 << 20
+
+VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Environment variables of the compile stack and the folder of each below the cache directory."""
+
+ARTEFACTS = frozenset({".so", ".o", ".cubin", ".hsaco"})
+
+
+def find_cache_problem(directory: Path) -> str | None:
+    """Say in one line why ``directory`` can't hold a compile cache; None if it can. Creates it.
+
+    What is found here cost others minutes of a start: directories that can't be written, belong to somebody
+    else, lie on a filesystem mounted noexec (compiled code then fails to load), or are full or over quota.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = directory.stat()
+        if status.st_uid not in (os.geteuid(), 0):
+            return f"{directory}: belongs to uid {status.st_uid}, not to uid {os.geteuid()}; its entries run as code"
+        if status.st_mode & stat.S_IWOTH:
+            return f"{directory}: everybody may write there (mode {stat.S_IMODE(status.st_mode):o})"
+        free = _free_bytes(directory)
+        if free < MIN_FREE_BYTES:
+            return f"{directory}: {free >> 20} MiB free, under the {MIN_FREE_BYTES >> 20} MiB that a compile may need"
+        return _probe_by_use(directory)
+    except OSError as error:
+        return f"{directory}: {_explain(error)}"
+
+
+def use_cache(directory: Path, environment: MutableMapping[str, str]) -> None:
+    """Point the compile stack at ``directory``; must come before its first compile."""
+    for variable, folder in VARIABLES.items():
+        environment[variable] = str(directory / folder)
+
+
+def count_artefacts(directory: Path) -> int:
+    """Return how many compiled objects lie below ``directory``."""
+    return sum(Path(name).suffix in ARTEFACTS for _, _, names in os.walk(directory) for name in names)
+
+
+def _free_bytes(directory: Path) -> int:
+    space = os.statvfs(directory)
+    if space.f_files and not space.f_favail:
+        return 0
+    return space.f_bavail * space.f_frsize
+
+
+def _probe_by_use(directory: Path) -> str | None:
+    """Write a file and map it executable, as a compiled object would be; a quota shows only here."""
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".glowplug-probe-") as file:
+        file.write(bytes(PROBE_BYTES))
+        file.flush()
+        try:
+            mmap.mmap(file.fileno(), PROBE_BYTES, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+        except PermissionError:
+            return f"{directory}: is on a filesystem mounted noexec; compiled code can't be loaded from there"
+    return None
+
+
+def _explain(error: OSError) -> str:
+    if error.errno == errno.EDQUOT:
+        return "the disk quota is used up"
+    return error.strerror or str(error)

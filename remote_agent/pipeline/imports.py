@@ -1,0 +1,114 @@
+"""What a worker needs imported before it starts, and the settings that must stand before that.
+
+Imports only: no tensor operation and no compile may run here, since their thread
+pools would hang a process forked afterwards.
+"""
+
+from __future__ import annotations
+
+import getpass
+import importlib
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Iterable, MutableMapping
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+QUIET_IMPORTS = {
+    **dict.fromkeys(THREAD_VARIABLES, "1"),
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Environment of a zygote: with these, importing leaves one thread and an uninitialised driver."""
+
+WORKER_ENVIRONMENT = {name: value for name, value in QUIET_IMPORTS.items() if name not in THREAD_VARIABLES}
+
+REQUIRED = ("torch", "numpy", "safetensors", "transformers")
+
+OPTIONAL = (
+    "transformers.models.auto.configuration_auto",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.modeling_utils",
+    "transformers.generation.utils",
+    "transformers.cache_utils",
+    "transformers.masking_utils",
+    "transformers.tokenization_utils_base",
+    "transformers.tokenization_utils_fast",
+    "transformers.tokenization_utils_tokenizers",
+    "transformers.core_model_loading",
+    "transformers.conversion_mapping",
+    "torch._dynamo.utils",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
+    "torch._inductor.codecache",
+    "torch._inductor.async_compile",
+    "torch._inductor.lowering",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.cpu_vec_isa",
+    "torch._inductor.codegen.cpp",
+    "torch._inductor.runtime.triton_heuristics",
+    "triton",
+    "cuda.bindings.driver",
+    "cuda.bindings.runtime",
+    "remote_agent.devices",
+    "remote_agent.loader.checkpoint",
+    "remote_agent.loader.load",
+    "remote_agent.pipeline.assign",
+    "remote_agent.pipeline.compilation",
+    "remote_agent.pipeline.first_request",
+)
+"""Imported where they exist: their names differ between releases, and a CPU host has no Triton."""
+
+DISTRIBUTIONS = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "triton", "cuda-bindings")
+
+_PREIMPORT = re.compile(r"transformers\.models\.[a-z0-9_]+(\.[a-z0-9_]+)*")
+
+
+def import_everything() -> None:
+    """Import all that a run uses. Raises: ImportError if torch, transformers or safetensors is not installed."""
+    for name in REQUIRED:
+        importlib.import_module(name)
+    import_what_exists(OPTIONAL)
+
+
+def import_what_exists(names: Iterable[str]) -> tuple[str, ...]:
+    """Import each module that can be imported and return the names of the others."""
+    absent = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a package broken on this host must not take the others with it
+            absent.append(name)
+            if not isinstance(error, ModuleNotFoundError):
+                print(f"import {name}: {type(error).__name__}: {error}", file=sys.stderr)
+    return tuple(absent)
+
+
+def is_preimport_allowed(name: str) -> bool:
+    """Tell whether ``name`` is one of transformers' own model modules."""
+    return _PREIMPORT.fullmatch(name) is not None
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a run depends on, where installed."""
+    found = {"python": sys.version.split()[0]}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def name_the_user(environment: MutableMapping[str, str]) -> None:
+    """Give a user without a passwd entry a name, which parts of the compile stack insist on."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        environment["USER"] = environment["LOGNAME"] = f"uid{os.getuid()}"

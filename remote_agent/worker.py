@@ -1,0 +1,91 @@
+"""A worker: one run after another on one device, and the warm model kept in between.
+
+It starts as a child of agentd (``main``) or as a fork of the zygote (``serve_forked``).
+Its stdout and stderr both go to the log that agentd gave it, so nothing that a model
+prints can reach the socket; its own process group dies with that socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from remote_agent.pipeline.channel import Channel
+from remote_agent.pipeline.imports import WORKER_ENVIRONMENT, name_the_user
+from remote_agent.protocol.internal import WorkerFailed, WorkerJob, WorkerRelease
+from remote_agent.protocol.messages import Failure
+
+
+def main(argv: list[str]) -> int:
+    """Serve the jobs that come over the inherited socket ``--fd``."""
+    parser = argparse.ArgumentParser(prog="python -m remote_agent worker")
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to agentd")
+    fd = parser.parse_args(argv).fd
+    sock = socket.socket(fileno=claim_standard_streams(fd, 2))
+    os.environ.update(WORKER_ENVIRONMENT)
+    end_process(serve(sock))
+
+
+def serve_forked(socket_fd: int, stderr_fd: int, environment: Mapping[str, str]) -> int:
+    """Serve jobs in a process just forked from the zygote; the caller ends it with the returned code."""
+    sock = socket.socket(fileno=claim_standard_streams(socket_fd, stderr_fd))
+    os.environ.update(environment)
+    return serve(sock)
+
+
+def serve(sock: socket.socket) -> int:
+    """Do jobs until told to release, and return the exit code; a failed job is reported and is the last."""
+    sock.set_inheritable(False)
+    faulthandler.enable()  # a crash in a library leaves its Python stack as the last lines of the log
+    name_the_user(os.environ)
+    channel = Channel(sock)
+    channel.watch()
+    # Imported here: the stages import torch, and in a fresh worker that is part of the first job's init.
+    from remote_agent.pipeline.runner import Runner
+
+    runner = Runner(channel)
+    while True:
+        message = channel.receive()
+        if isinstance(message, WorkerRelease):
+            return 0
+        if not isinstance(message, WorkerJob):
+            failure = Failure("protocol", f"a worker waits for a job, not for a {type(message).__name__}")
+            channel.send(WorkerFailed(failure))
+            return 1
+        if not runner.run(message):
+            return 0
+
+
+def claim_standard_streams(socket_fd: int, stderr_fd: int) -> int:
+    """Make this process a group of its own with the log as stdout and stderr; return where the socket is now."""
+    if os.getpgrp() != os.getpid():
+        os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if socket_fd <= 2:
+        socket_fd = os.dup(socket_fd)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    if stderr_fd != 2:
+        os.dup2(stderr_fd, 2)
+    os.dup2(2, 1)
+    for fd in {nothing, stderr_fd} - {0, 1, 2, socket_fd}:
+        os.close(fd)
+    return socket_fd
+
+
+def end_process(code: int) -> NoReturn:
+    """Flush what was printed and end without interpreter clean-up, which CUDA and forked state can hang."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    os._exit(code)
