@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
+from pathlib import Path
 
 PACKAGES = ("console", "db", "themes", "remote_agent")
 
@@ -42,4 +42,4 @@ def _home(name: str) -> str | None:
         return None
     if spec is None or spec.origin is None:
         return None
-    return os.path.dirname(os.path.dirname(os.path.realpath(spec.origin)))
+    return str(Path(spec.origin).resolve().parent.parent)

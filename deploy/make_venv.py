@@ -80,7 +80,7 @@ def _create(folder: Path, mark: Path) -> None:
     if folder.exists() and (mark.exists() or not same_python):
         shutil.rmtree(folder)
     print(
-        f"Setting up {folder} for Python {version}: about 90 packages, torch among them. "
+        f"Setting up {folder} for Python {version}: about 90 packages, torch among them (up to 3 GB to fetch).\n"
         "The first time takes one to ten minutes, depending on the network.",
         flush=True,
     )
