@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -13,11 +14,14 @@ from pathlib import Path
 import db.errors
 from console.config import Config
 from console.config_nodes import Node
-from console.errors import GlowplugError, HistoryError, NodeUnreachable, UsageError
+from console.errors import HistoryError, NodeUnreachable, UsageError
 from console.launches import Launches
+from console.locations import locations
 from console.recorder import Recorder
 from console.session import Link, Session
 from console.state import NodeState, RunView, StageBaseline, elapsed_ns
+from console.transports.base import Prompts, Stream
+from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
 from db.queries import History
 from db.writer import Writer
@@ -28,6 +32,7 @@ from remote_agent.protocol.messages import (
     ReleaseParams,
     ReleaseResult,
     Resident,
+    RunRecord,
     RunResult,
     RunUidParams,
     StatusResult,
@@ -47,7 +52,8 @@ class Fleet:
     """Holds a link to each node, keeps their states and the history. Create and use it on one event loop.
 
     ``nodes``: names of the nodes to follow, all by default. ``parallel``: how many runs
-    this console lets load at once. ``links`` makes the links; real ones by default.
+    this console lets load at once. ``links`` makes the links; by default real ones with
+    this environment's keys.
     """
 
     def __init__(
@@ -89,7 +95,7 @@ class Fleet:
             raise HistoryError(str(error)) from error
         self._recorder = Recorder(self._writer, self._loop)
         self._writer.on_durable = self._on_durable
-        factory = self._links or _node_link
+        factory = self._links or real_links(Gate.create(locations(os.environ), os.environ))
         hashes = {name: recipe_hash(recipe) for name, recipe in self.config.recipes.items()}
         for node in self._followed:
             wanted = tuple(hashes[name] for name in node.recipes if name in hashes) or tuple(hashes.values())
@@ -211,14 +217,22 @@ class Fleet:
                 raise NodeUnreachable(session.describe_link()) from None
             raise
 
+    async def accepted(self, node: str, run_uid: str) -> RunView:
+        """Return the run once its node has accepted it, or it is over. Raises: as `wait`."""
+        return await self._session(node).until_accepted(run_uid)
+
     async def cancel(self, node: str, run_uid: str) -> None:
         """End a run, or take it out of the queue. Raises: LinkError, RequestRefused."""
+        if not self._launches.withdraw(self._session(node), run_uid):
+            await self.cancel_run(node, run_uid)
+
+    async def cancel_run(self, node: str, run_uid: str) -> RunRecord:
+        """Have the node end a run; return what it is then. Raises: LinkError, RequestRefused."""
         session = self._session(node)
-        if self._launches.withdraw(session, run_uid):
-            return
         await session.until_connected(session.node.connect_timeout_s)
         answer = await session.request("run.cancel", RunUidParams(run_uid), RunResult)
         session.found(answer.run)
+        return answer.run
 
     async def release(self, node: str, run_uid: str | None = None) -> tuple[Resident, ...]:
         """Let go of what a run left warm, of everything by default. Raises: LinkError, RequestRefused."""
@@ -301,10 +315,16 @@ class Fleet:
         session.link.start()
 
 
-def _node_link(node: Node, subscriber: str, cursor: Callable[[str], int], sink: Session) -> Link:
+def real_links(gate: Gate, prompts: Prompts | None = None) -> LinkFactory:
+    """Return what makes links over SSH, or over a node's own transport."""
     from console.link import NodeLink
+    from console.transports.command import open_command
+    from console.transports.ssh import open_ssh
 
-    return NodeLink(node, subscriber, cursor, sink)
+    async def open_stream(node: Node, token: str) -> Stream:
+        return await open_command(node, token) if node.transport else await open_ssh(node, token, gate, prompts)
 
+    def make(node: Node, subscriber: str, cursor: Callable[[str], int], sink: Session) -> Link:
+        return NodeLink(node, subscriber, cursor, sink, open_stream=open_stream)
 
-__all__ = ["Fleet", "GlowplugError", "LinkFactory"]
+    return make

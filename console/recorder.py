@@ -31,6 +31,7 @@ from remote_agent.protocol.messages import (
 )
 
 SAMPLE_EVERY_NS = 1_000_000_000
+FULL_PAUSE_S = 0.05
 _KEYS_KEPT = 4096
 _UNKNOWN_STAGE = 1000
 """Ordinals of stages that this version does not know start here; the name alone decides which."""
@@ -43,6 +44,10 @@ Acknowledge = Callable[[str, int], None]
 
 class Store(Protocol):
     """The history's writer, as far as the recorder needs it."""
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that links should not be read further."""
 
     def submit(self, row: Record | SampleRow | GapRow, /) -> None:
         """Take a row to be stored in order. Raises: HistoryError if it can't."""
@@ -70,6 +75,11 @@ class Recorder:
     def resume(self, journal_uuid: str) -> None:
         """Write that journal again: its link starts anew from the history's cursor."""
         self._refused.discard(journal_uuid)
+
+    async def ready(self) -> None:
+        """Wait until the store takes more without growing: a host keeps what is not read."""
+        while self._store.full:  # noqa: ASYNC110 - the store is a thread's, and rarely full
+            await asyncio.sleep(FULL_PAUSE_S)
 
     def follow(self, journal_uuid: str, acknowledge: Acknowledge) -> None:
         """Have ``acknowledge`` called, on the loop, whenever that journal's cursor is durable."""
@@ -128,16 +138,17 @@ def _run_row(node: str, event: Event, run: RunView | None) -> RunRow | None:
     """The run's row where the event changes it; only its last event writes how it ended."""
     data = event.data
     if isinstance(data, RunFinished):
-        return _row(node, data.run)
+        return run_row(node, data.run)
     changes = isinstance(data, (RunAccepted, RunStarted)) or (
         isinstance(data, StageChanged) and "tier_from" in data.stage.extra
     )
     if not changes or run is None or run.run_uid != event.run_uid or run.state.is_terminal:
         return None
-    return _row(node, run)
+    return run_row(node, run)
 
 
-def _row(node: str, run: RunView | RunRecord) -> RunRow:
+def run_row(node: str, run: RunView | RunRecord) -> RunRow:
+    """Return the run as the history keeps it."""
     failure = run.failure
     return RunRow(
         run_uid=run.run_uid,
@@ -164,13 +175,14 @@ def _row(node: str, run: RunView | RunRecord) -> RunRow:
 
 def _stage_rows(event: Event) -> tuple[StageRow, ...]:
     if isinstance(event.data, StageChanged) and event.run_uid is not None:
-        return (_stage_row(event.data.stage),)
+        return (stage_row(event.data.stage),)
     if isinstance(event.data, RunFinished):
-        return tuple(_stage_row(stage) for stage in event.data.run.stages)
+        return tuple(stage_row(stage) for stage in event.data.run.stages)
     return ()
 
 
-def _stage_row(stage: StageRecord) -> StageRow:
+def stage_row(stage: StageRecord) -> StageRow:
+    """Return the stage as the history keeps it."""
     return StageRow(
         ordinal=_ordinal(stage.name),
         name=stage.name,

@@ -128,6 +128,10 @@ class Session:
         self.apply(GapReceived(gap))
         self._recorder.gap(self.node.name, journal_uuid, gap)
 
+    async def ready(self) -> None:
+        """Wait while the history can't keep up; the link reads no further meanwhile."""
+        await self._recorder.ready()
+
     # --- what the console asks ----------------------------------------------
 
     async def request(self, method: str, params: object, result: type[T], timeout_s: float = 10.0) -> T:
@@ -231,6 +235,19 @@ class Session:
             self._awaited[run_uid] -= 1
             if not self._awaited[run_uid]:
                 del self._awaited[run_uid]
+
+    async def until_accepted(self, run_uid: str) -> RunView:
+        """Return the run once its node knows it, or it is over. Raises: NodeUnreachable once no retry will be made."""
+
+        def accepted(state: NodeState) -> RunView | None:
+            run = state.runs.get(run_uid)
+            if run is not None and (run.is_accepted or run.state.is_terminal):
+                return run
+            if state.link.final:
+                raise NodeUnreachable(self.describe_link())
+            return None
+
+        return await self.until(accepted)
 
     def describe_link(self) -> str:
         """Return one line: the node, its link, and why."""

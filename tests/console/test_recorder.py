@@ -47,6 +47,10 @@ class Rows:
         self.taken: list[Record | SampleRow | GapRow] = []
         self.is_full = False
 
+    @property
+    def full(self) -> bool:
+        return self.is_full
+
     def submit(self, row: Record | SampleRow | GapRow, /) -> None:
         if self.is_full:
             raise WriterFullError("40000 rows wait")
@@ -226,3 +230,16 @@ def test_a_commit_after_the_loop_has_closed_is_harmless(loop: asyncio.AbstractEv
     loop.close()
 
     recorder.durable(JOURNAL, 3)
+
+
+async def test_links_are_read_no_further_while_the_store_is_full() -> None:
+    """Back-pressure reaches the host: ready ends only when there is room again."""
+    rows = Rows()
+    rows.is_full = True
+    waiting = asyncio.ensure_future(Recorder(rows, asyncio.get_running_loop()).ready())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    rows.is_full = False
+
+    await asyncio.wait_for(waiting, 20)

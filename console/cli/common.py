@@ -1,0 +1,149 @@
+"""What verbs share: configuration, a fleet around their work, progress on stderr, documents on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import logging
+import logging.handlers
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from console.clean import clean
+from console.errors import Aborted, Interrupted
+from console.locations import Locations
+
+if TYPE_CHECKING:
+    from console.config import Config
+    from console.fleet import Fleet
+    from remote_agent.protocol.messages import Actor
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOG_BYTES, LOGS_KEPT = 4 << 20, 2
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where this invocation's files are, and its environment."""
+
+    locations: Locations
+    environ: Mapping[str, str]
+
+    def load_config(self) -> Config:
+        """Return the configuration. Raises: ConfigError."""
+        from console.config import load
+
+        return load(self.locations.config_file)
+
+    def fleet(self, config: Config, names: Sequence[str] | None = None, parallel: int | None = None) -> Fleet:
+        """Return a fleet over real links, not started yet."""
+        from console.fleet import Fleet, real_links
+        from console.transports.gate import Gate
+
+        return Fleet(
+            config,
+            self.locations.history_file,
+            nodes=names,
+            parallel=parallel or config.defaults.parallel,
+            actor=current_actor(),
+            links=real_links(Gate.create(self.locations, self.environ)),
+        )
+
+    def start_log(self) -> None:
+        """Write this process's log to its file; without one where it can't be written."""
+        start_log(self.locations)
+
+
+def start_log(places: Locations) -> None:
+    """Send everything from INFO to the log file, which is only ever ours to read."""
+    try:
+        places.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handler = logging.handlers.RotatingFileHandler(places.log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT)
+    except OSError:
+        return
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
+
+
+def current_actor() -> Actor:
+    """Return who is at work here; a missing passwd entry or name is no obstacle."""
+    from remote_agent.protocol.messages import Actor
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return Actor(clean(user, 80) or "unknown", clean(socket.gethostname(), 80) or "unknown")
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def emit(document: object) -> None:
+    """Write one JSON document to stdout."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+
+
+def say(text: str) -> None:
+    """Write one line of progress to stderr."""
+    print(clean(text, 2000), file=sys.stderr, flush=True)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask on a terminal; where nobody can be asked the command line itself is the answer.
+
+    Raises: Aborted.
+    """
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Aborted("nothing was done")
+
+
+def run_async(work: Coroutine[Any, Any, T], explain: Callable[[], str] = lambda: "interrupted") -> T:
+    """Run ``work``; at the first Ctrl-C or SIGTERM it is ended in order, at the second at once.
+
+    Raises: Interrupted with what ``explain`` says then.
+    """
+    interrupted = False
+
+    async def guarded() -> T:
+        nonlocal interrupted
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+
+        def interrupt(number: signal.Signals) -> None:
+            nonlocal interrupted
+            if interrupted:
+                os._exit(128 + number)
+            interrupted = True
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, interrupt, number)
+        return await task
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        raise Interrupted(explain()) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,100 @@
+"""``glowplug demo``"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from console import report
+from console.cli.common import Context, emit, json_option, run_async, say
+from console.cli.follow import Following
+from console.demo import RECIPE, DemoSettings, EmbeddedFleet
+from console.errors import Interrupted
+
+
+@click.command("demo")
+@click.option("--headless", is_flag=True, help="Warm every node and end, without a screen.")
+@json_option
+@click.option("--model", type=click.Path(path_type=Path), help="A checkpoint of your own; else a small one is written.")
+@click.option("--directory", type=click.Path(path_type=Path), help="Keep everything there; else in a temporary one.")
+@click.option("--nodes", type=click.IntRange(1, 16), default=3, show_default=True, help="How many nodes.")
+@click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True)
+@click.option("--python", help="A Python with torch, transformers and safetensors; this one by default.")
+@click.option("--ascii", is_flag=True, help="Draw with ASCII alone.")
+@click.pass_obj
+def command(
+    context: Context,
+    headless: bool,
+    as_json: bool,
+    model: Path | None,
+    directory: Path | None,
+    nodes: int,
+    device: str,
+    python: str | None,
+    ascii: bool,
+) -> int:
+    """Open the console on an embedded fleet: nodes on this machine, behind a real SSH server.
+
+    Each node has its own agent and state directory, and warms a small Llama with
+    random weights through every stage, on what this machine has. When it ends,
+    nothing is left running, and nothing outside its directory.
+
+    Exit codes of --headless: 0 all ready, 1 a run failed, 2 torch is missing (the
+    'local' extra), 130 interrupted.
+    """
+    if as_json and not headless:
+        raise click.UsageError("--json goes with --headless")
+    argv = (python,) if python else (sys.executable,)
+    settings = DemoSettings(nodes, model.absolute() if model else None, directory, device, argv)
+    with _ended_by_signals(), EmbeddedFleet(settings) as demo:
+        own = Context(demo.locations, context.environ)
+        own.start_log()
+        if headless:
+            return _warm_all(own, demo, as_json)
+        from console.cli.app import show
+
+        app_context = Context(demo.locations, context.environ)
+        fleet = own.fleet(demo.config, parallel=nodes)
+        return show(app_context, fleet, "embedded", ascii=ascii, runs_outlive=False)
+
+
+def _warm_all(context: Context, demo: EmbeddedFleet, as_json: bool) -> int:
+    names = [node.name for node in demo.config.nodes]
+    following = Following()
+
+    async def work() -> bool:
+        async with context.fleet(demo.config, names, parallel=len(names)) as fleet:
+            await following.warm(fleet, names, demo.config.recipe(RECIPE), wait=True)
+            return await fleet.flush()
+
+    say(f"warming {RECIPE} on {', '.join(names)} in {demo.directory}")
+    is_stored = run_async(work(), lambda: "interrupted; the embedded fleet is ended")
+    if not is_stored:
+        say("the history could not be written in time")
+    if as_json:
+        emit({"runs": following.documents(), "errors": following.errors()})
+    else:
+        for outcome in following.outcomes.values():
+            if outcome.run is not None:
+                click.echo(report.one_line(report.of_view(outcome.node, outcome.run)))
+    return following.exit_code
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an orderly end; while the screen or the loop runs, theirs count."""
+
+    def end(number: int, frame: object) -> None:
+        raise Interrupted("ended by a signal; the embedded fleet is ended")
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,108 @@
+"""Warms nodes and follows their runs: one line on stderr for each stage as it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from console import report
+from console.cli.common import say
+from console.errors import GlowplugError, LinkError
+from console.fleet import Fleet
+from console.runlog import finish_line, stage_line
+from console.state import RunView
+from remote_agent.protocol.messages import Recipe, RunState
+
+LOOK_S = 0.1
+_UNREACHABLE = "unreachable"
+
+
+@dataclass
+class Outcome:
+    """What became of one node's run. ``error`` where there is no run to tell of, or it can't be followed."""
+
+    node: str
+    run_uid: str | None = None
+    run: RunView | None = None
+    error: GlowplugError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.error is not None:
+            return self.error.exit_code
+        if self.run is None or self.run.state is RunState.READY or not self.run.state.is_terminal:
+            return 0
+        unreachable = self.run.failure is not None and self.run.failure.code == _UNREACHABLE
+        return 3 if unreachable and not self.run.is_accepted else 1
+
+
+@dataclass
+class Following:
+    """The runs of one command, as they stand; readable at any time, after an interruption too."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if any run failed, else 3 if any node was out of reach, else the first other error's, else 0."""
+        codes = [outcome.exit_code for outcome in self.outcomes.values()]
+        return next((code for code in (1, 3) if code in codes), max(codes, default=0))
+
+    async def warm(self, fleet: Fleet, nodes: Sequence[str], recipe: Recipe, *, wait: bool) -> None:
+        """Warm every node and wait until each run is over, or with ``wait`` False accepted."""
+        self.outcomes = {name: Outcome(name) for name in nodes}
+        telling = asyncio.ensure_future(self._tell(fleet))
+        try:
+            await asyncio.gather(*(self._one(fleet, name, recipe, wait) for name in nodes))
+            self._tell_news(fleet)
+        finally:
+            telling.cancel()
+
+    async def _one(self, fleet: Fleet, node: str, recipe: Recipe, wait: bool) -> None:
+        outcome = self.outcomes[node]
+        try:
+            outcome.run_uid = await fleet.warm(node, recipe.name, recipe=recipe)
+            outcome.run = await (fleet.wait if wait else fleet.accepted)(node, outcome.run_uid)
+        except GlowplugError as error:
+            outcome.error = error
+            say(f"{node:<14} {error}" if isinstance(error, LinkError) else f"{node:<14} not warmed: {error}")
+
+    async def _tell(self, fleet: Fleet) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._tell_news(fleet)
+
+    def _tell_news(self, fleet: Fleet) -> None:
+        for outcome in self.outcomes.values():
+            run = fleet.state(outcome.node).runs.get(outcome.run_uid or "")
+            if run is not None:
+                self._tell_run(outcome.node, run)
+
+    def _tell_run(self, node: str, run: RunView) -> None:
+        if not run.is_accepted and not run.state.is_terminal:
+            self._once(node, "waits", "waits for a place among the parallel loads")
+            return
+        for stage in run.stages:
+            if stage.status.is_over and stage.status.value != "skipped":
+                self._once(node, stage.name, stage_line(stage))
+        if run.state.is_terminal:
+            self._once(node, "end", f"{report.status_words(run.state.value)[0]} {finish_line(run)}")
+
+    def _once(self, node: str, key: str, text: str) -> None:
+        if (node, key) not in self._told:
+            self._told.add((node, key))
+            say(f"{node:<14} {text}")
+
+    def documents(self) -> list[dict[str, object]]:
+        """Return a document a run, in the nodes' order."""
+        return [report.document(report.of_view(one.node, one.run)) for one in self.outcomes.values() if one.run]
+
+    def errors(self) -> list[Mapping[str, object]]:
+        """Return what became of nodes without a run to show."""
+        return [
+            {"node": one.node, "run_uid": one.run_uid, "error": str(one.error), "exit_code": one.error.exit_code}
+            for one in self.outcomes.values()
+            if one.error is not None
+        ]

@@ -1,0 +1,64 @@
+"""``glowplug status``"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from console import report
+from console.clean import clean
+from console.cli.common import Context, emit, json_option, run_async
+from console.cli.nodes import Answer, ask, exit_code
+from console.format import short_uid, size_text
+from remote_agent.protocol.codec import encode
+from remote_agent.protocol.messages import StatusResult
+
+
+@click.command("status")
+@click.argument("node", nargs=-1)
+@json_option
+@click.pass_obj
+def command(context: Context, node: tuple[str, ...], as_json: bool) -> int:
+    """Show what runs and what is warm on each NODE; on all of them by default.
+
+    Exit codes: 0 all answered, 3 a node out of reach.
+    """
+    config = context.load_config()
+    names = [one.name for one in (config.select(node) if node else config.nodes)]
+    context.start_log()
+    answers = run_async(ask(context, config, names, lambda fleet, name: fleet.status(name)))
+    if as_json:
+        emit({"nodes": [_document(answer) for answer in answers]})
+    else:
+        for answer in answers:
+            for line in _lines(answer):
+                click.echo(clean(line, 1000))
+    return exit_code(answers)
+
+
+def _document(answer: Answer[StatusResult]) -> dict[str, object]:
+    status = answer.value
+    return {
+        "node": answer.node,
+        "error": str(answer.error) if answer.error else None,
+        "runs": [report.document(report.of_view(answer.node, run)) for run in status.runs] if status else [],
+        "residents": encode(status.residents) if status else [],
+        "processes": encode(status.processes) if status else {},
+    }
+
+
+def _lines(answer: Answer[StatusResult]) -> Iterator[str]:
+    status = answer.value
+    if status is None:
+        yield f"? {answer.error}"
+        return
+    if not status.runs and not status.residents:
+        yield f"○ {answer.node:<14} nothing runs, nothing is warm"
+    for run in status.runs:
+        yield report.one_line(report.of_view(answer.node, run))
+    for resident in status.residents:
+        yield (
+            f"✔ {answer.node:<14} {resident.recipe:<16} {resident.tier.value:<9} {resident.device:<12} "
+            f"{size_text(resident.bytes):>9}  {short_uid(resident.run_uid)}"
+        )

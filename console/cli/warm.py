@@ -1,0 +1,86 @@
+"""``glowplug warm``"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from console import report
+from console.cli.common import Context, confirm, emit, json_option, run_async, say, yes_option
+from console.cli.follow import Following
+from console.config import Config
+from console.format import counted, short_uid
+from remote_agent.protocol.messages import Recipe
+
+
+@click.command("warm")
+@click.argument("recipe")
+@click.argument("node", nargs=-1, required=True)
+@click.option("--parallel", type=click.IntRange(1, 1000), help="Runs at one time; the configuration's by default.")
+@click.option("--wait/--no-wait", default=True, help="Wait until each run is over, or only until it is accepted.")
+@yes_option
+@json_option
+@click.pass_obj
+def command(
+    context: Context, recipe: str, node: tuple[str, ...], parallel: int | None, wait: bool, yes: bool, as_json: bool
+) -> int:
+    """Warm RECIPE on each NODE: a name, tag:NAME, a pattern, or all.
+
+    The exact nodes are named first. On a terminal you are asked when a tag or a
+    pattern chose them. Each stage is told on stderr as it ends; the runs stand on stdout.
+
+    Ctrl-C stops watching, not the runs: they go on on their hosts, and how to end
+    them is said. What still waited here for a place is not started.
+
+    With --no-wait, too, no more than --parallel runs load at once.
+
+    Exit codes: 0 all ready (--no-wait: accepted), 1 a run failed, 3 a node out of
+    reach, 4 not confirmed, 130 interrupted.
+    """
+    config = context.load_config()
+    wanted = config.recipe(recipe)
+    names = [one.name for one in config.select(node)]
+    _announce(config, wanted, names, node, yes)
+    context.start_log()
+    following = Following()
+    run_async(_warm(context, config, wanted, names, parallel, wait, following), lambda: _explain(following))
+    if as_json:
+        emit({"runs": following.documents(), "errors": following.errors()})
+    else:
+        for outcome in following.outcomes.values():
+            if outcome.run is not None:
+                click.echo(report.one_line(report.of_view(outcome.node, outcome.run)))
+    return following.exit_code
+
+
+def _announce(config: Config, recipe: Recipe, names: Sequence[str], selectors: Sequence[str], yes: bool) -> None:
+    say(f"warm {recipe.name} ({recipe.model.path}) on {counted(len(names), 'node')}: {', '.join(names)}")
+    known = {node.name for node in config.nodes}
+    if not known.issuperset(selectors):
+        confirm(f"Warm {counted(len(names), 'node')}?", yes)
+
+
+async def _warm(
+    context: Context,
+    config: Config,
+    recipe: Recipe,
+    names: Sequence[str],
+    parallel: int | None,
+    wait: bool,
+    following: Following,
+) -> None:
+    async with context.fleet(config, names, parallel) as fleet:
+        for notice in fleet.notices:
+            say(notice)
+        await following.warm(fleet, names, recipe, wait=wait)
+
+
+def _explain(following: Following) -> str:
+    """Say what goes on without us, and how to end it."""
+    going = [one for one in following.outcomes.values() if one.run_uid is not None and one.run is None]
+    if not going:
+        return "interrupted"
+    lines = ["interrupted; what its host has accepted goes on, what waited here is not started. To end it:"]
+    lines += [f"  glowplug cancel {one.node} --run {short_uid(one.run_uid or '')}" for one in going]
+    return "\n".join(lines)
