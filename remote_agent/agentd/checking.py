@@ -1,0 +1,73 @@
+"""The preflight of one run: a process of its own reads the headers, then the memory is counted. No GPU is touched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from remote_agent.agentd import hostfacts
+from remote_agent.agentd.capacity import check_memory, device_memory
+from remote_agent.agentd.reaper import Child, describe_exit
+from remote_agent.agentd.services import Services
+from remote_agent.agentd.timeline import Figure, Figures
+from remote_agent.agentd.workers import Order, SpawnError
+from remote_agent.errors import StageError
+from remote_agent.protocol.internal import InternalMessage, PreflightReport
+from remote_agent.protocol.messages import Failure, Tier
+
+CACHED_SHARE = 0.95
+
+
+class Preflight:
+    """One check. ``child`` is its process, once there is one."""
+
+    def __init__(self, services: Services, order: Order) -> None:
+        self._services, self._order = services, order
+        self.child: Child | None = None
+
+    async def report(self) -> PreflightReport:
+        """Return what the process found. Raises: StageError if the checkpoint is refused or the process died."""
+        reports: list[PreflightReport] = []
+        oom_kills = hostfacts.oom_kills()
+
+        def heard(message: InternalMessage) -> None:
+            if isinstance(message, PreflightReport):
+                reports.append(message)
+
+        try:
+            self.child = self._services.workers.start_preflight(self._order, heard)
+        except SpawnError as error:
+            raise StageError(Failure("preflight_not_started", str(error), "preflight")) from error
+        await asyncio.wait([self.child.exit])
+        if not reports:
+            how = describe_exit(self.child.exit.result(), oom_kills)
+            raise StageError(Failure("preflight_died", f"preflight {how} without a report", "preflight"))
+        report = reports[0]
+        if not report.ok or report.failure is not None:
+            raise StageError(report.failure or Failure("checkpoint_refused", "preflight refused it", "preflight"))
+        return report
+
+    def check_memory(self, devices: Sequence[str], needed_bytes: int) -> None:
+        """Raises: StageError ``no_memory`` if a device has not enough left for the weights."""
+        residents = self._services.residents.all()
+        available_bytes = hostfacts.memory_bytes()[1]
+        for device in devices:
+            memory = device_memory(device, self._services.sampler.report, available_bytes, residents)
+            check_memory(device, needed_bytes, memory)
+
+
+def found_tier(report: PreflightReport) -> Tier:
+    """Return ``cached`` where nearly every byte is in the page cache already, else ``cold``."""
+    is_cached = report.cached_bytes is not None and 0 < report.bytes * CACHED_SHARE <= report.cached_bytes
+    return Tier.CACHED if is_cached else Tier.COLD
+
+
+def figures(report: PreflightReport, tier: Tier) -> Figures:
+    extra: dict[str, Figure] = {
+        **report.extra,
+        "tier_from": tier.value,
+        "tensors": report.tensors,
+        "shards": len(report.shards),
+        "cached_bytes": report.cached_bytes,
+    }
+    return Figures(bytes=report.bytes, extra=extra)

@@ -1,0 +1,27 @@
+"""How each child process is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from remote_agent.agentd.launch import agent_command
+from remote_agent.agentd.reaper import CHANNEL_FD
+
+
+class Commands:
+    """The agent's own verbs, on its own Python or on a run's. Tests replace `argv`."""
+
+    def argv(self, verb: str, python: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return the command for ``verb``; an empty ``python`` is the one that the agent runs on."""
+        arguments, _ = agent_command()
+        return (*(python or (sys.executable,)), *arguments, verb)
+
+    def talking(self, verb: str, python: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return the command for a child that finds its socket to the agent as an inherited descriptor."""
+        return (*self.argv(verb, python), "--fd", str(CHANNEL_FD))
+
+    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        _, needed = agent_command()
+        return {**os.environ, **needed, **extra}

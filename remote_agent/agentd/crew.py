@@ -1,0 +1,162 @@
+"""The workers of one run: started together, failing together, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+
+from remote_agent.agentd.lifecycle import IllegalTransitionError
+from remote_agent.agentd.paths import tail
+from remote_agent.agentd.reaper import Child
+from remote_agent.agentd.services import Services
+from remote_agent.agentd.stages import StageBoard
+from remote_agent.agentd.workers import Order, SpawnError, Worker
+from remote_agent.errors import StageError
+from remote_agent.protocol.internal import (
+    InternalMessage,
+    ShardIdentity,
+    WorkerFailed,
+    WorkerFinding,
+    WorkerGo,
+    WorkerProgress,
+    WorkerReady,
+    WorkerStage,
+)
+from remote_agent.protocol.messages import Failure
+
+
+class Crew:
+    """One worker a device. The first trouble of any of them is the run's."""
+
+    def __init__(self, services: Services, board: StageBoard, run_uid: str) -> None:
+        self._services, self._board, self._run_uid = services, board, run_uid
+        self._workers: dict[str, Worker] = {}
+        self._borrowed: dict[str, Worker] = {}
+        self._ready: dict[str, WorkerReady] = {}
+        self._all_ready = asyncio.Event()
+        self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {f"worker {self._run_uid} {device}": worker.child.pid for device, worker in self._workers.items()}
+
+    def fail(self, error: StageError) -> None:
+        """Let whatever is waited for end with ``error``; only the first counts."""
+        if not self._trouble.done():
+            self._trouble.set_exception(error)
+            self._trouble.exception()  # there may be nobody who waits
+
+    async def watch(self, *works: Coroutine[object, object, None]) -> None:
+        """Do ``works`` side by side; the first error of one, or of a worker, ends them all and is raised."""
+        tasks = [asyncio.ensure_future(work) for work in works]
+        pending: set[asyncio.Future[None]] = set(tasks)
+        try:
+            while pending:
+                done, _ = await asyncio.wait({*pending, self._trouble}, return_when=asyncio.FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                pending -= done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def start_worker(self, order: Order) -> None:
+        """Start the worker of one device; what it reports goes to the run from then on. Raises: StageError"""
+        asked_mono_ns = time.monotonic_ns()
+        self._board.begin("init", order.device, asked_mono_ns)
+        try:
+            worker = await self._services.workers.start(order, asked_mono_ns)
+        except SpawnError as error:
+            raise StageError(Failure("worker_not_started", str(error), "init")) from error
+        self._enlist(worker)
+
+    def borrow(self, standbys: Mapping[str, Worker]) -> None:
+        """Keep standbys for this run; none is touched yet."""
+        for device, worker in standbys.items():
+            self._services.residents.take(worker, self._run_uid)
+            self._borrowed[device] = worker
+
+    def has_standbys(self, shards: Sequence[ShardIdentity]) -> bool:
+        """Return whether living standbys hold exactly these files."""
+        fits = (worker.is_alive and worker.shards == tuple(shards) for worker in self._borrowed.values())
+        return bool(self._borrowed) and all(fits)
+
+    async def use_standbys_or_start(self, orders: Sequence[Order], shards: Sequence[ShardIdentity]) -> None:
+        """Give the standbys this run's job, or replace them where their files are no longer these.
+
+        Raises: StageError
+        """
+        if self.has_standbys(shards):
+            for order in orders:
+                worker = self._borrowed.pop(order.device)
+                self._enlist(worker)
+                worker.assign(order, time.monotonic_ns())
+            return
+        reason = f"its files changed: run {self._run_uid} loads them again"
+        stale = list(self._borrowed.values())
+        await self.watch(*(self._services.residents.replace(worker, reason) for worker in stale))
+        self._borrowed.clear()
+        await self.watch(*(self.start_worker(order) for order in orders))
+
+    def send_go(self, go: WorkerGo) -> None:
+        for worker in self._workers.values():
+            worker.shards = go.shards
+            worker.send(go)
+
+    async def wait_ready(self) -> None:
+        await self._all_ready.wait()
+
+    def ready(self) -> dict[str, tuple[Worker, WorkerReady]]:
+        return {device: (self._workers[device], message) for device, message in self._ready.items()}
+
+    async def dismiss(self, also: Child | None) -> list[tuple[Child, str]]:
+        """End every worker, and ``also``; return those that can't be ended, with the reason.
+
+        Standbys that were not touched stay.
+        """
+        for worker in self._borrowed.values():
+            self._services.residents.give_back(worker)
+        for worker in self._workers.values():
+            self._services.residents.blame(worker, f"run {self._run_uid}, which used it, ended without success")
+        children = [worker.child for worker in self._workers.values()]
+        children += [also] if also is not None else []
+        reasons = await asyncio.gather(*(child.end() for child in children))
+        return [(child, reason) for child, reason in zip(children, reasons, strict=True) if reason]
+
+    def log_tail(self) -> tuple[str, ...]:
+        return tuple(tail(self._services.store.stderr_path(self._run_uid)))
+
+    def _enlist(self, worker: Worker) -> None:
+        device = worker.order.device
+        self._workers[device] = worker
+        worker.on_message = self._heard
+        worker.gone.add_done_callback(lambda gone: self._gone(device, gone.result()))
+
+    def _heard(self, worker: Worker, message: InternalMessage) -> None:
+        device = worker.order.device
+        try:
+            self._take_in(device, worker, message)
+        except (IllegalTransitionError, KeyError) as error:
+            detail = f"the worker's report makes no sense: {error}"
+            self.fail(StageError(Failure("worker_protocol", detail, self._board.current)))
+
+    def _take_in(self, device: str, worker: Worker, message: InternalMessage) -> None:
+        if isinstance(message, WorkerStage):
+            self._board.from_worker(device, message, worker.zygote_reason)
+        elif isinstance(message, WorkerProgress):
+            self._services.on_progress(self._board.progress(self._run_uid, device, message))
+        elif isinstance(message, WorkerFinding):
+            self._services.events.emit(message.finding, self._run_uid)
+        elif isinstance(message, WorkerFailed):
+            self.fail(StageError(message.failure))
+        elif isinstance(message, WorkerReady):
+            self._ready[device] = message
+            if self._ready.keys() == self._workers.keys():
+                self._all_ready.set()
+
+    def _gone(self, device: str, how: str) -> None:
+        stage = self._board.current
+        detail = f"the worker on {device} {how} during {stage}"
+        self.fail(StageError(Failure("worker_died", detail, stage)))

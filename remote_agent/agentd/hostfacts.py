@@ -1,0 +1,89 @@
+"""What /proc says about this host and its processes. Every figure that can't be read is ``None`` or said so."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def boot_id() -> str:
+    """Return an id that changes with every boot."""
+    return _read(PROC / "sys/kernel/random/boot_id") or "unknown"
+
+
+def machine_id() -> str:
+    """Return an id that differs between machines, or an empty text where the system has none."""
+    return _read(Path("/etc/machine-id"))
+
+
+def hostname() -> str:
+    return os.uname().nodename or "unknown"
+
+
+def user_name() -> str:
+    """Return the login name, or the user id where there is no passwd entry."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Return the host's memory, total and available."""
+    kilobytes = {}
+    for line in _read(PROC / "meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("MemTotal", "MemAvailable") and rest.split():
+            kilobytes[name] = int(rest.split()[0])
+    return kilobytes.get("MemTotal", 0) << 10, kilobytes.get("MemAvailable", 0) << 10
+
+
+def load_1m() -> float:
+    words = _read(PROC / "loadavg").split()
+    return float(words[0]) if words else 0.0
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory, here or in this control group."""
+    counts = [_counter(_read(PROC / "vmstat"), "oom_kill")]
+    for line in _read(PROC / "self/cgroup").splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0":
+            counts.append(_counter(_read(Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events"), "oom_kill"))
+        elif "memory" in controllers.split(","):
+            folder = Path("/sys/fs/cgroup/memory") / path.lstrip("/")
+            counts.append(_counter(_read(folder / "memory.oom_control"), "oom_kill"))
+    return sum(counts)
+
+
+def process_state(pid: int) -> str:
+    """Return in words what a process is doing: its state, and where it waits in the kernel."""
+    state = next(
+        (line[6:].strip() for line in _read(PROC / str(pid) / "status").splitlines() if line[:6] == "State:"), ""
+    )
+    if not state:
+        return "its state can't be read"
+    channel = _read(PROC / str(pid) / "wchan")
+    return f"state {state}" + (f", waiting in {channel}" if channel not in ("", "0") else "")
+
+
+def process_name(pid: int) -> str | None:
+    return _read(PROC / str(pid) / "comm") or None
+
+
+def _counter(text: str, name: str) -> int:
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,73 @@
+"""The wire's methods, but for those that belong to one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from remote_agent.agentd.session import Handler
+from remote_agent.agentd.supervisor import Supervisor
+from remote_agent.protocol.messages import (
+    Empty,
+    Probe,
+    ReleaseParams,
+    ReleaseResult,
+    ResidentListResult,
+    RunListParams,
+    RunListResult,
+    RunResult,
+    RunStartParams,
+    RunStartResult,
+    RunUidParams,
+    ShutdownParams,
+    StatusResult,
+)
+
+
+def methods(supervisor: Supervisor) -> Mapping[str, Handler]:
+    """Return a handler for each method; parameters have their method's type already."""
+    calls = _Calls(supervisor)
+    return {
+        "probe": calls.probe,
+        "status": calls.status,
+        "run.start": calls.run_start,
+        "run.cancel": calls.run_cancel,
+        "run.list": calls.run_list,
+        "run.get": calls.run_get,
+        "resident.list": calls.resident_list,
+        "resident.release": calls.resident_release,
+        "shutdown": calls.shutdown,
+    }
+
+
+class _Calls:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    async def probe(self, _: object) -> Probe:
+        return self._supervisor.probe()
+
+    async def status(self, _: object) -> StatusResult:
+        return self._supervisor.status()
+
+    async def run_start(self, params: object) -> RunStartResult:
+        return self._supervisor.start_run(cast(RunStartParams, params))
+
+    async def run_cancel(self, params: object) -> RunResult:
+        return RunResult(await self._supervisor.cancel_run(cast(RunUidParams, params).run_uid))
+
+    async def run_list(self, params: object) -> RunListResult:
+        return RunListResult(self._supervisor.list_runs(cast(RunListParams, params).limit))
+
+    async def run_get(self, params: object) -> RunResult:
+        return RunResult(self._supervisor.get_run(cast(RunUidParams, params).run_uid))
+
+    async def resident_list(self, _: object) -> ResidentListResult:
+        return ResidentListResult(self._supervisor.status().residents)
+
+    async def resident_release(self, params: object) -> ReleaseResult:
+        return await self._supervisor.release(cast(ReleaseParams, params))
+
+    async def shutdown(self, params: object) -> Empty:
+        await self._supervisor.shut_down(cast(ShutdownParams, params))
+        return Empty()

@@ -1,0 +1,38 @@
+"""What can be set about an agent. One frozen object, made where it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from remote_agent.agentd.journal import JournalLimits
+from remote_agent.agentd.sampling import SamplerTimes
+from remote_agent.agentd.store import KEEP
+from remote_agent.agentd.zygotes import ZygoteTimes
+
+
+@dataclass(frozen=True)
+class ClientLimits:
+    """``pause_bytes``: what may wait for a client before events stay on disk; over ``drop_bytes`` it is dropped.
+
+    So is one that takes nothing for ``stall_s``. It comes back with its cursor and misses nothing.
+    """
+
+    clients: int = 64
+    requests: int = 64
+    pause_bytes: int = 256 << 10
+    drop_bytes: int = 4 << 20
+    stall_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Options:
+    heartbeat_s: float = 2.0
+    host_sample_s: float = 1.0
+    progress_s: float = 0.1
+    runs_kept: int = KEEP
+    devices_folder: Path = Path("/dev")
+    journal: JournalLimits = field(default_factory=JournalLimits)
+    sampler: SamplerTimes = field(default_factory=SamplerTimes)
+    zygote: ZygoteTimes = field(default_factory=ZygoteTimes)
+    clients: ClientLimits = field(default_factory=ClientLimits)

@@ -1,0 +1,297 @@
+"""One run from acceptance to its end: what happens in which order, and what each thing that goes wrong becomes.
+
+`execute` always ends in a terminal state and one ``run.finished`` event; it is
+never cancelled itself, only its work is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+
+from remote_agent.agentd import hostfacts
+from remote_agent.agentd.capacity import CPU, needs_sampler, resolve_devices
+from remote_agent.agentd.checking import Preflight, figures, found_tier
+from remote_agent.agentd.crew import Crew
+from remote_agent.agentd.lifecycle import RunEvent, next_run_state
+from remote_agent.agentd.reaper import Child
+from remote_agent.agentd.residents import ReuseKey
+from remote_agent.agentd.services import Services
+from remote_agent.agentd.stages import WORKER_STAGES, StageBoard
+from remote_agent.agentd.timeline import Figure, Figures, Timeline
+from remote_agent.agentd.workers import Order, Worker
+from remote_agent.errors import StageError
+from remote_agent.protocol.internal import ShardIdentity, WorkerGo
+from remote_agent.protocol.messages import (
+    Failure,
+    Finding,
+    Resident,
+    RunAccepted,
+    RunFinished,
+    RunRecord,
+    RunStarted,
+    RunStartParams,
+    RunState,
+    StageChanged,
+    StageRecord,
+    Tier,
+)
+from remote_agent.recipe import recipe_hash
+
+log = logging.getLogger(__name__)
+
+SAMPLER_PATIENCE_S = 30.0
+PROBE_PATIENCE_S = 0.15
+
+_PROBE_REASONS = {
+    "absent": "no NVIDIA driver: CPU only",
+    "starting": "the sampler has not reported yet",
+    "hung": "the driver does not answer",
+    "failed": "the sampler fails",
+}
+
+
+class Run:
+    """An accepted run. `record` is what it is now; ``finished`` is set once that is final."""
+
+    def __init__(self, services: Services, params: RunStartParams) -> None:
+        self._services, self.params, self._recipe = services, params, params.recipe
+        self._hash = recipe_hash(params.recipe)
+        self._accepted_wall_ns = time.time_ns()
+        timeline = Timeline(time.monotonic_ns())
+        self._board = StageBoard(timeline, self._recipe.deadlines, self._stage_changed, self._overdue)
+        self._crew = Crew(services, self._board, params.run_uid)
+        self._state = RunState.QUEUED
+        self._devices = self._devices_known_now()
+        self._tier_from = Tier.STANDBY if self._devices and self._find_standbys() else Tier.COLD
+        self._shards: tuple[ShardIdentity, ...] = ()
+        self._preflight: Preflight | None = None
+        self._work: asyncio.Future[None] | None = None
+        self._stopped: tuple[RunEvent, str] | None = None
+        self._final: RunRecord | None = None
+        self.finished = asyncio.Event()
+
+    def accepted(self) -> RunAccepted:
+        """Return the run's first event. Values of the environment are kept out of every journal and history."""
+        hidden = replace(self._recipe, environment=dict.fromkeys(self._recipe.environment, "(hidden)"))
+        return RunAccepted(hidden, self._hash, self.params.actor, self._tier_from, self._devices)
+
+    def record(self) -> RunRecord:
+        return self._final or self._record(self._board.timeline.records())
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return self._crew.pids
+
+    def stop(self, event: RunEvent, reason: str) -> None:
+        """End the run soon, as cancelled or interrupted; nothing if it is ending already."""
+        if self._stopped is None:
+            self._stopped = (event, reason)
+            if self._work is not None:
+                self._work.cancel()
+
+    async def execute(self) -> None:
+        """Take the run to its end."""
+        event, failure = await self._outcome()
+        try:
+            await self._conclude(event, failure)
+        finally:
+            self.finished.set()
+
+    async def _outcome(self) -> tuple[RunEvent, Failure | None]:
+        if self._stopped is None:
+            self._work = asyncio.ensure_future(self._do_stages())
+            try:
+                await self._work
+                return RunEvent.SUCCEED, None
+            except StageError as error:
+                return RunEvent.FAIL, self._explained(error.failure)
+            except asyncio.CancelledError:
+                if self._stopped is None:
+                    raise
+            except Exception as error:
+                log.exception("run %s failed inside the agent", self.params.run_uid)
+                detail = f"a mistake inside the agent: {type(error).__name__}: {error}"
+                return RunEvent.FAIL, Failure("internal", detail[:500], self._board.current)
+        event, reason = self._stopped
+        code = "cancelled" if event is RunEvent.CANCEL else "interrupted"
+        return event, Failure(code, reason, self._board.current)
+
+    async def _do_stages(self) -> None:
+        self._board.begin("queue")
+        await self._crew.watch(self._resolve_devices())
+        await self._crew.watch(self._wait_for_slot())
+        self._board.end("queue")
+        self._state = next_run_state(self._state, RunEvent.DEQUEUE)
+        self._services.events.emit(RunStarted(), self.params.run_uid)
+        await self._probe_host()
+        self._board.timeline.divide(WORKER_STAGES, self._devices)
+        orders = [self._order(device) for device in self._devices]
+        standbys = self._find_standbys()
+        if standbys:
+            self._crew.borrow(standbys)
+            await self._crew.watch(self._check_files())
+            await self._crew.use_standbys_or_start(orders, self._shards)
+        else:
+            await self._crew.watch(self._check_files(), *(self._crew.start_worker(order) for order in orders))
+        self._crew.send_go(WorkerGo(self._shards))
+        await self._crew.watch(self._crew.wait_ready())
+        self._hold()
+
+    # --- stages of the agent's own ---
+
+    def _devices_known_now(self) -> tuple[str, ...]:
+        sampler = self._services.sampler
+        if needs_sampler(self._recipe.devices) and not sampler.known.is_set():
+            return ()
+        try:
+            return resolve_devices(self._recipe.devices, sampler.report, sampler.status)
+        except StageError:
+            return ()
+
+    async def _wait_for_sampler(self, patience_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._services.sampler.known.wait(), patience_s)
+        except asyncio.TimeoutError:
+            pass  # what is not known by then is said to be so
+
+    async def _resolve_devices(self) -> None:
+        sampler = self._services.sampler
+        if needs_sampler(self._recipe.devices):
+            await self._wait_for_sampler(SAMPLER_PATIENCE_S)
+        self._devices = resolve_devices(self._recipe.devices, sampler.report, sampler.status)
+
+    async def _wait_for_slot(self) -> None:
+        slots = self._services.slots
+        ahead = slots.holders(self._devices)
+        if ahead:
+            text = f"waits for run {', '.join(dict.fromkeys(ahead))} on {', '.join(self._devices)}"
+            self._services.events.emit(Finding("waiting", "info", text), self.params.run_uid)
+        await slots.acquire(self.params.run_uid, self._devices)
+
+    async def _probe_host(self) -> None:
+        self._board.begin("probe")
+        await self._wait_for_sampler(PROBE_PATIENCE_S)
+        sampler, (total, available) = self._services.sampler, hostfacts.memory_bytes()
+        extra: dict[str, Figure] = {
+            "sampler": sampler.status,
+            "memory_total_bytes": total,
+            "memory_available_bytes": available,
+        }
+        if sampler.report is not None:
+            extra["gpus"] = len(sampler.report.gpus)
+            extra["driver_version"] = sampler.report.driver_version
+        reason = _PROBE_REASONS.get(sampler.status)
+        self._board.end("probe", figures=Figures(reason=reason, extra=extra))
+
+    async def _check_files(self) -> None:
+        """Have a process read the checkpoint's headers, and see that the model fits."""
+        self._board.begin("preflight")
+        if self._devices != (CPU,):
+            self._services.driver.hold()
+        self._preflight = check = Preflight(self._services, self._order(self._devices[0]))
+        report = await check.report()
+        self._shards = report.shards
+        if self._crew.has_standbys(report.shards):
+            self._tier_from = Tier.STANDBY
+        else:
+            check.check_memory(self._devices, report.bytes)
+            self._tier_from = found_tier(report)
+        self._board.end("preflight", figures=figures(report, self._tier_from))
+
+    # --- workers ---
+
+    def _order(self, device: str) -> Order:
+        cache = self._recipe.compile.cache_directory or str(self._services.state.cache)
+        stderr = self._services.store.stderr_path(self.params.run_uid)
+        return Order(self.params.run_uid, self._recipe, device, self.params.python, cache, stderr)
+
+    def _reuse_key(self, device: str) -> ReuseKey:
+        return ReuseKey(self._hash, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
+
+    def _find_standbys(self) -> dict[str, Worker]:
+        found = {device: self._services.residents.find(self._reuse_key(device)) for device in self._devices}
+        whole = {device: worker for device, worker in found.items() if worker is not None}
+        return whole if len(whole) == len(found) else {}
+
+    def _hold(self) -> None:
+        actor = self.params.actor
+        for device, (worker, ready) in self._crew.ready().items():
+            resident = Resident(
+                self.params.run_uid,
+                self._recipe.name,
+                self._recipe.model.path,
+                device,
+                ready.tier,
+                ready.bytes,
+                worker.child.pid,
+                self._recipe.hold.owner or f"{actor.user}@{actor.host}",
+                time.time_ns(),
+                self._recipe.hold.ttl_s,
+            )
+            self._services.residents.hold(worker, self._reuse_key(device), resident)
+
+    # --- what happens to it ---
+
+    def _stage_changed(self, record: StageRecord) -> None:
+        self._services.events.emit(StageChanged(record), self.params.run_uid)
+
+    def _overdue(self, error: StageError) -> None:
+        self._crew.fail(error)
+
+    def _explained(self, failure: Failure) -> Failure:
+        stage = failure.stage or self._board.current
+        log_tail = failure.log_tail[-20:] or self._crew.log_tail()
+        return replace(failure, stage=stage, detail=failure.detail[:2000], log_tail=log_tail)
+
+    async def _conclude(self, event: RunEvent, failure: Failure | None) -> None:
+        """End what is left of the run and say how it ended."""
+        stuck: list[tuple[Child, str]] = []
+        if event is RunEvent.SUCCEED:
+            self._board.close("over when the run was", "not reported")
+        else:
+            self._board.close(failure.detail[:300] if failure else event.value)
+            stuck = await self._crew.dismiss(self._preflight.child if self._preflight else None)
+        if stuck:
+            event, failure = RunEvent.HANG, _stuck(failure, [reason for _, reason in stuck])
+        self._state = next_run_state(self._state, event)
+        self._final = final = self._settled(failure)
+        self._services.events.emit(RunFinished(final), self.params.run_uid)
+        self._services.store.add(final)
+        if stuck:  # the device is not free before the process has gone
+            stuck[0][0].exit.add_done_callback(lambda _: self._services.slots.release(self.params.run_uid))
+        else:
+            self._services.slots.release(self.params.run_uid)
+
+    def _settled(self, failure: Failure | None) -> RunRecord:
+        wall_ns = time.monotonic_ns() - self._board.timeline.accepted_mono_ns
+        stages, unattributed_ns = self._board.timeline.settle(wall_ns)
+        record = replace(self._record(stages), wall_ns=wall_ns, unattributed_ns=unattributed_ns, failure=failure)
+        ready = [message for _, message in self._crew.ready().values()] if self._state is RunState.READY else []
+        if not ready:
+            return record
+        first_ns = max(message.first_output_mono_ns for message in ready) - self._board.timeline.accepted_mono_ns
+        return replace(record, tier_to=ready[0].tier, output=ready[0].output[:4000], first_output_ns=first_ns)
+
+    def _record(self, stages: tuple[StageRecord, ...]) -> RunRecord:
+        return RunRecord(
+            self.params.run_uid,
+            self._recipe.name,
+            self._hash,
+            self._recipe.model.path,
+            self.params.actor,
+            self._state,
+            self._tier_from,
+            None,
+            self._accepted_wall_ns,
+            self._devices,
+            stages=stages,
+        )
+
+
+def _stuck(failure: Failure | None, reasons: list[str]) -> Failure:
+    told = [failure.detail] if failure else []
+    stage, log_tail = (failure.stage, failure.log_tail) if failure else (None, ())
+    return Failure("stuck", "; ".join([*told, *reasons]), stage, log_tail)

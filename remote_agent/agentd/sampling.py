@@ -1,0 +1,148 @@
+"""Keeps one sampler running and its newest report. A driver that hangs takes the sampler with it, never the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from remote_agent.agentd.channel import Channel
+from remote_agent.agentd.commands import Commands
+from remote_agent.agentd.reaper import Child, Reaper, describe_exit
+from remote_agent.protocol.internal import InternalMessage, SamplerReport
+from remote_agent.protocol.messages import Finding
+
+log = logging.getLogger(__name__)
+
+Status = Literal["nvml", "absent", "hung", "starting", "failed"]
+
+
+@dataclass(frozen=True)
+class SamplerTimes:
+    """``first_report_s`` is long: without persistence mode the driver sets up every GPU first."""
+
+    first_report_s: float = 60.0
+    report_s: float = 5.0
+    check_s: float = 0.5
+    backoff_s: float = 1.0
+    backoff_max_s: float = 60.0
+
+
+class Sampler:
+    """Supervises the sampler process; `report` is what it said last, `status` whether to believe it."""
+
+    def __init__(
+        self,
+        reaper: Reaper,
+        commands: Commands,
+        log_descriptor: int,
+        on_finding: Callable[[Finding], None],
+        times: SamplerTimes | None = None,
+    ) -> None:
+        self._reaper, self._commands, self._log_descriptor = reaper, commands, log_descriptor
+        self._on_finding, self._times = on_finding, times or SamplerTimes()
+        self.status: Status = "starting"
+        self.report: SamplerReport | None = None
+        self.known = asyncio.Event()
+        self._child: Child | None = None
+        self._channel: Channel | None = None
+        self._heard_s = 0.0
+        self._abandoned: list[Child] = []
+        self._told: set[Finding] = set()
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child and self._child.is_alive else None
+
+    async def supervise(self) -> None:
+        """Run until there is nothing to sample or the agent ends."""
+        backoff_s = self._times.backoff_s
+        while not self._is_over():
+            self._abandoned = [child for child in self._abandoned if child.is_alive]
+            if len(self._abandoned) > 1:
+                await self._abandoned[0].wait(self._times.backoff_max_s)
+                continue
+            reported = await self._run_one()
+            backoff_s = self._times.backoff_s if reported else min(backoff_s * 2, self._times.backoff_max_s)
+            if not self._is_over():
+                await asyncio.sleep(backoff_s)
+
+    def stop(self) -> None:
+        """End the sampler; it is not waited for."""
+        self._stopping = True
+        self._drop_channel()
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+    def _is_over(self) -> bool:
+        return self._stopping or self.status == "absent"
+
+    async def _run_one(self) -> bool:
+        """Start a sampler, watch it until it ends or hangs, and return whether it reported anything."""
+        self._heard_s, first = time.monotonic(), True
+        ours, theirs = socket.socketpair()
+        try:
+            child = self._reaper.spawn(
+                self._commands.talking("sampler"), self._commands.environment({}), self._log_descriptor, theirs.fileno()
+            )
+        except (OSError, ValueError) as error:
+            ours.close()
+            self._set("failed", f"the sampler can't be started: {error}")
+            return False
+        finally:
+            theirs.close()
+        self._child, self.report = child, None
+        self._channel = Channel(ours, self._heard, lambda reason: None)
+        while not await child.wait(self._times.check_s):
+            first = first and self.report is None
+            limit_s = self._times.first_report_s if first else self._times.report_s
+            if time.monotonic() - self._heard_s > limit_s and self.status != "absent":
+                self._abandon(child, limit_s)
+                return not first
+        if self._channel is not None:
+            self._channel.drain()
+        self._drop_channel()
+        reported = self.report is not None
+        if not self._is_over():
+            self.report = None
+            self._set("failed", f"the sampler {describe_exit(child.exit.result(), 0)}")
+        return reported
+
+    def _abandon(self, child: Child, silent_s: float) -> None:
+        child.signal(signal.SIGKILL)
+        self._abandoned.append(child)
+        self._child = None
+        self._drop_channel()
+        self.report = None
+        self._set("hung", f"the sampler said nothing for {silent_s:g} s: the driver may hang")
+
+    def _heard(self, message: InternalMessage) -> None:
+        if not isinstance(message, SamplerReport):
+            return
+        self._heard_s = time.monotonic()
+        self.report = message
+        self.status = "absent" if message.status == "absent" else "nvml"
+        self.known.set()
+        for finding in message.findings:
+            if finding not in self._told and len(self._told) < 1000:
+                self._told.add(finding)
+                self._on_finding(finding)
+
+    def _set(self, status: Status, text: str) -> None:
+        log.warning("%s", text)
+        finding = Finding(f"sampler_{status}", "warning", text)
+        if self.status != status:
+            self._on_finding(finding)
+        self.status = status
+        self.known.set()
+
+    def _drop_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None

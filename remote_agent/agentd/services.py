@@ -1,0 +1,35 @@
+"""What a run needs of its agent, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from remote_agent.agentd.capacity import Slots
+from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.paths import StateDir
+from remote_agent.agentd.residents import Residents
+from remote_agent.agentd.sampling import Sampler
+from remote_agent.agentd.store import RunStore
+from remote_agent.agentd.workers import Workers
+from remote_agent.protocol.messages import Progress
+
+
+class Driver(Protocol):
+    """Keeps the driver's state loaded; `keeping.KeeperLink` is one."""
+
+    def hold(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Services:
+    state: StateDir
+    events: EventLog
+    store: RunStore
+    sampler: Sampler
+    slots: Slots
+    workers: Workers
+    residents: Residents
+    driver: Driver
+    on_progress: Callable[[Progress], None]

@@ -1,0 +1,260 @@
+"""Everything an agent does, but for who asks: runs, holders, children, and what was left by the agent before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+
+from remote_agent import __version__
+from remote_agent.agentd import hostfacts
+from remote_agent.agentd.capacity import Slots
+from remote_agent.agentd.commands import Commands
+from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.journal import Journal
+from remote_agent.agentd.keeping import KeeperLink
+from remote_agent.agentd.ledger import interrupted
+from remote_agent.agentd.lifecycle import RunEvent
+from remote_agent.agentd.options import Options
+from remote_agent.agentd.paths import StateDir
+from remote_agent.agentd.reaper import Reaper
+from remote_agent.agentd.residents import Residents
+from remote_agent.agentd.runs import Run
+from remote_agent.agentd.sampling import Sampler
+from remote_agent.agentd.services import Services
+from remote_agent.agentd.store import RunStore
+from remote_agent.agentd.workers import Workers
+from remote_agent.agentd.zygotes import Zygotes
+from remote_agent.errors import RefusedError
+from remote_agent.protocol.codec import encode
+from remote_agent.protocol.messages import (
+    DaemonStarted,
+    Probe,
+    Progress,
+    ReleaseParams,
+    ReleaseResult,
+    Resident,
+    ResidentChanged,
+    RunFinished,
+    RunRecord,
+    RunStartParams,
+    RunStartResult,
+    ShutdownParams,
+    StatusResult,
+)
+
+MAX_UNFINISHED = 256
+MAX_RECIPE_BYTES = 128 << 10
+LIST_BYTES = 768 << 10
+"""What a list of runs may take, so that it fits one frame."""
+
+
+class Supervisor:
+    """One agent. Its methods are the wire's, without the wire."""
+
+    def __init__(
+        self,
+        state: StateDir,
+        run_directory: int,
+        log_descriptor: int,
+        options: Options | None = None,
+        commands: Commands | None = None,
+        reaper: Reaper | None = None,
+    ) -> None:
+        self.options = options or Options()
+        commands = commands or Commands()
+        self.boot_id = hostfacts.boot_id()
+        self._reaper = reaper or Reaper()
+        self.journal = Journal(state.journal, hostfacts.machine_id(), self.options.journal)
+        self.events = EventLog(self.journal)
+        self._store = RunStore(state.runs, self.options.runs_kept)
+        self.sampler = Sampler(self._reaper, commands, log_descriptor, self.events.emit, self.options.sampler)
+        self._zygotes = Zygotes(self._reaper, commands, state.run, self.options.zygote)
+        self._residents = Residents(self.events)
+        self._keeper = KeeperLink(
+            state, run_directory, self._reaper, commands, log_descriptor, self.options.devices_folder
+        )
+        workers = Workers(self._reaper, commands, self._zygotes)
+        self.on_progress: Callable[[Progress], None] = lambda progress: None
+        self._services = Services(
+            state,
+            self.events,
+            self._store,
+            self.sampler,
+            Slots(),
+            workers,
+            self._residents,
+            self._keeper,
+            self._progress,
+        )
+        self._runs: dict[str, Run] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._sampling: asyncio.Task[None] | None = None
+        self._closing = False
+        self.stopping = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin: say so, end what an agent before left unfinished, start the sampler and find the keeper."""
+        self._reaper.start()
+        self.events.emit(DaemonStarted(__version__, self.boot_id, os.getpid()))
+        self._end_what_was_left()
+        self._sampling = asyncio.ensure_future(self.sampler.supervise())
+        self._keeper.start()
+
+    # --- runs ---
+
+    def start_run(self, params: RunStartParams) -> RunStartResult:
+        """Accept a run, or answer with the one of that uid. Raises: RefusedError"""
+        known = self.find_run(params.run_uid)
+        if known is not None:
+            return RunStartResult(known, created=False)
+        self._refuse_unsupported(params)
+        run = Run(self._services, params)
+        self.events.emit_or_refuse(run.accepted(), params.run_uid)
+        self._runs[params.run_uid] = run
+        task = self._tasks[params.run_uid] = asyncio.ensure_future(run.execute())
+        task.add_done_callback(lambda _: self._forget(params.run_uid))
+        return RunStartResult(run.record(), created=True)
+
+    async def cancel_run(self, run_uid: str) -> RunRecord:
+        """End a run and return how it ended; one that had ended is returned as it is. Raises: RefusedError"""
+        run = self._runs.get(run_uid)
+        if run is not None:
+            run.stop(RunEvent.CANCEL, "cancelled by request")
+            await run.finished.wait()
+            return run.record()
+        return self.get_run(run_uid)
+
+    def find_run(self, run_uid: str) -> RunRecord | None:
+        run = self._runs.get(run_uid)
+        return run.record() if run is not None else self._store.get(run_uid)
+
+    def get_run(self, run_uid: str) -> RunRecord:
+        """Return a run, unfinished or kept. Raises: RefusedError if there is none."""
+        found = self.find_run(run_uid)
+        if found is None:
+            raise RefusedError("no_such_run", f"no run {run_uid} on this node")
+        return found
+
+    def list_runs(self, limit: int) -> tuple[RunRecord, ...]:
+        """Return the newest runs, at most ``limit`` and at most what fits one answer."""
+        unfinished = [run.record() for run in self._runs.values()]
+        known = {record.run_uid for record in unfinished}
+        kept = [record for record in self._store.newest(limit) if record.run_uid not in known]
+        newest = sorted([*unfinished, *kept], key=lambda record: record.accepted_wall_ns, reverse=True)[:limit]
+        left_bytes = LIST_BYTES
+        chosen = []
+        for record in newest:
+            left_bytes -= len(json.dumps(encode(record)))
+            if left_bytes < 0:
+                break
+            chosen.append(record)
+        return tuple(chosen)
+
+    # --- the node ---
+
+    def probe(self) -> Probe:
+        """Return what is known of this host, at once."""
+        start_ns = time.monotonic_ns()
+        total, available = hostfacts.memory_bytes()
+        report, uname = self.sampler.report, os.uname()
+        return Probe(
+            hostfacts.hostname(),
+            f"{uname.sysname} {uname.release} {uname.machine}",
+            os.cpu_count() or 0,
+            total,
+            available,
+            self.sampler.status,
+            report.driver_version if report else None,
+            report.cuda_version if report else None,
+            report.gpus if report else (),
+            report.findings if report else (),
+            time.monotonic_ns() - start_ns,
+        )
+
+    def status(self) -> StatusResult:
+        """Return what is on the node now."""
+        processes: dict[str, int | None] = {
+            "agentd": os.getpid(),
+            "keeper": self._keeper.pid,
+            "sampler": self.sampler.pid,
+        }
+        processes.update({f"zygote {index}": pid for index, pid in enumerate(self._zygotes.pids, 1)})
+        for run in self._runs.values():
+            processes.update(run.pids)
+        processes.update(self._residents.pids)
+        runs = tuple(run.record() for run in self._runs.values())
+        return StatusResult(runs, self._residents.all(), processes, self.probe())
+
+    async def release(self, params: ReleaseParams) -> ReleaseResult:
+        """Let warm models go, and the driver when asked. Raises: RefusedError"""
+        if params.run_uid is None and not params.everything and not params.driver:
+            raise RefusedError("nothing_named", "name a run, everything or the driver")
+        released: tuple[Resident, ...] = ()
+        if params.everything or params.run_uid is not None:
+            run_uid = None if params.everything else params.run_uid
+            released = await self._residents.release(run_uid, "released by request")
+        return ReleaseResult(released, params.driver and await self._keeper.release())
+
+    async def shut_down(self, params: ShutdownParams) -> None:
+        """End runs, holders and the agent. Raises: RefusedError ``busy`` unless forced or idle."""
+        busy = [f"run {uid}" for uid in self._runs]
+        busy += [f"{resident.recipe} on {resident.device}" for resident in self._residents.all()]
+        if busy and not params.force:
+            raise RefusedError("busy", f"still here: {', '.join(busy[:20])}")
+        await self.end_everything("the agent was told to stop")
+        if params.keeper:
+            await self._keeper.stop()
+        self.stopping.set()
+
+    async def end_everything(self, reason: str) -> None:
+        """Interrupt every run, end every holder, zygote and sampler; the keeper lives on."""
+        self._closing = True
+        for run in list(self._runs.values()):
+            run.stop(RunEvent.INTERRUPT, reason)
+        await asyncio.gather(*(run.finished.wait() for run in list(self._runs.values())))
+        await self._residents.end_all(reason)
+        self._zygotes.stop()
+        self.sampler.stop()
+
+    def close(self) -> None:
+        """Write everything down; the last thing an agent does."""
+        if self._sampling is not None:
+            self._sampling.cancel()
+        self.events.close()
+        self._reaper.stop()
+
+    def _progress(self, progress: Progress) -> None:
+        self.on_progress(progress)
+
+    def _forget(self, run_uid: str) -> None:
+        """Drop a run that has ended; its record is in the store."""
+        del self._runs[run_uid], self._tasks[run_uid]
+
+    def _refuse_unsupported(self, params: RunStartParams) -> None:
+        recipe = params.recipe
+        if self._closing:
+            raise RefusedError("stopping", "the agent is ending")
+        if recipe.target_tier != "standby":
+            raise RefusedError("unsupported", f"target_tier {recipe.target_tier} is not supported yet: use standby")
+        if recipe.model.adapter != "native":
+            raise RefusedError("unsupported", f"adapter {recipe.model.adapter} is not supported yet: use native")
+        if len(self._runs) >= MAX_UNFINISHED:
+            raise RefusedError("too_many_runs", f"{MAX_UNFINISHED} runs are unfinished on this node")
+        size_bytes = len(json.dumps(encode(params)))
+        if size_bytes > MAX_RECIPE_BYTES:
+            raise RefusedError("too_large", f"the request has {size_bytes} bytes; {MAX_RECIPE_BYTES} are taken")
+
+    def _end_what_was_left(self) -> None:
+        ledger = self.events.ledger
+        for open_run in list(ledger.runs.values()):
+            record = self._store.get(open_run.record.run_uid)
+            if record is None:
+                record = interrupted(open_run, "the agent ended while the run was unfinished")
+                self._store.add(record)
+            self.events.emit(RunFinished(record), record.run_uid)
+        for resident in list(ledger.residents.values()):
+            reason = "the agent that held it has ended"
+            self.events.emit(ResidentChanged(resident, "gone", reason), resident.run_uid)

@@ -1,0 +1,174 @@
+"""Workers: one process for one run on one device, forked from a zygote or, where that can't be, started fresh."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from remote_agent.agentd import hostfacts
+from remote_agent.agentd.channel import Channel
+from remote_agent.agentd.commands import Commands
+from remote_agent.agentd.paths import tail
+from remote_agent.agentd.reaper import Child, Reaper, describe_exit
+from remote_agent.agentd.zygotes import ZygoteError, Zygotes
+from remote_agent.errors import AgentError
+from remote_agent.protocol.internal import InternalMessage, ShardIdentity, WorkerJob, WorkerRelease, ZygoteFork
+from remote_agent.protocol.messages import Recipe
+
+SETTLE_S = 1.0
+"""How long a process may live on after it closed its socket."""
+
+RELEASE_S = 5.0
+
+
+class SpawnError(AgentError):
+    """A process of a run can't be started; the text says why."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is started for."""
+
+    run_uid: str
+    recipe: Recipe
+    device: str
+    python: tuple[str, ...]
+    cache_directory: str
+    stderr: Path
+
+
+class Worker:
+    """A running worker. ``gone`` is done with words for how it ended, once it has; `on_message` hears it until then."""
+
+    def __init__(self, order: Order, child: Child, link: socket.socket, zygote_reason: str | None) -> None:
+        self.order, self.child, self.zygote_reason = order, child, zygote_reason
+        self.shards: tuple[ShardIdentity, ...] = ()
+        self.on_message: Callable[[Worker, InternalMessage], None] = lambda worker, message: None
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._oom_kills = hostfacts.oom_kills()
+        self._protocol_breach: str | None = None
+        self._channel = Channel(link, lambda message: self.on_message(self, message), self._closed)
+        child.exit.add_done_callback(self._ended)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.gone.done()
+
+    def assign(self, order: Order, asked_mono_ns: int) -> None:
+        """Give it a job, the first or a further one."""
+        self.order = order
+        job = WorkerJob(
+            order.run_uid, order.recipe, order.device, asked_mono_ns, order.cache_directory, self.zygote_reason
+        )
+        self.send(job)
+
+    def send(self, message: InternalMessage) -> None:
+        self._channel.send(message)
+
+    async def end(self) -> str | None:
+        """End it now and return None, or why it can't be ended."""
+        return await self.child.end()
+
+    async def release(self) -> str | None:
+        """Ask it to let go, end it if it does not, and return None or why it can't be ended."""
+        self.send(WorkerRelease())
+        if await self.child.wait(RELEASE_S):
+            return None
+        return await self.child.end()
+
+    def log_tail(self) -> tuple[str, ...]:
+        return tuple(tail(self.order.stderr))
+
+    def _closed(self, breach: str | None) -> None:
+        self._protocol_breach = breach
+        loop = asyncio.get_running_loop()
+        loop.call_later(0 if breach else SETTLE_S, self.child.signal, signal.SIGTERM)
+        loop.call_later(SETTLE_S + 1, self.child.signal, signal.SIGKILL)
+
+    def _ended(self, code: asyncio.Future[int]) -> None:
+        self._channel.drain()
+        self._channel.close()
+        how = describe_exit(code.result(), self._oom_kills)
+        if self._protocol_breach:
+            how = f"broke the protocol and was ended: {self._protocol_breach}"
+        self.gone.set_result(how)
+
+
+class Workers:
+    """Starts workers and other processes of a run."""
+
+    def __init__(self, reaper: Reaper, commands: Commands, zygotes: Zygotes) -> None:
+        self._reaper, self._commands, self._zygotes = reaper, commands, zygotes
+
+    async def start(self, order: Order, asked_mono_ns: int) -> Worker:
+        """Return a worker that knows its job and waits for the word to go.
+
+        Raises: SpawnError if neither way of starting one works.
+        """
+        ours, theirs = socket.socketpair()
+        stderr = -1
+        try:
+            stderr = open_stderr(order.stderr)
+            child, reason = await self._process(order, theirs, stderr)
+        except (OSError, ValueError) as error:
+            ours.close()
+            raise SpawnError(f"the worker can't be started: {error}") from error
+        except asyncio.CancelledError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            if stderr >= 0:
+                os.close(stderr)
+        worker = Worker(order, child, ours, reason)
+        worker.assign(order, asked_mono_ns)
+        return worker
+
+    async def _process(self, order: Order, link: socket.socket, stderr: int) -> tuple[Child, str | None]:
+        try:
+            request = ZygoteFork(order.recipe.environment)
+            return self._reaper.adopt(await self._zygotes.fork(order.python, request, link, stderr)), None
+        except ZygoteError as error:
+            reason = str(error)
+        argv = self._commands.talking("worker", order.python)
+        environment = self._commands.environment(order.recipe.environment)
+        return self._reaper.spawn(argv, environment, stderr, link.fileno()), reason
+
+    def start_preflight(self, order: Order, on_message: Callable[[InternalMessage], None]) -> Child:
+        """Start the process that checks a checkpoint on the agent's own Python; it ends after one report.
+
+        Raises: SpawnError
+        """
+        ours, theirs = socket.socketpair()
+        stderr = -1
+        try:
+            stderr = open_stderr(order.stderr)
+            argv, environment = self._commands.talking("preflight-child"), self._commands.environment({})
+            child = self._reaper.spawn(argv, environment, stderr, theirs.fileno())
+        except (OSError, ValueError) as error:
+            ours.close()
+            raise SpawnError(f"preflight can't be started: {error}") from error
+        finally:
+            theirs.close()
+            if stderr >= 0:
+                os.close(stderr)
+        channel = Channel(ours, on_message, lambda reason: child.signal(signal.SIGTERM) if reason else None)
+        child.exit.add_done_callback(lambda _: _finish(channel))
+        job = WorkerJob(order.run_uid, order.recipe, order.device, time.monotonic_ns(), order.cache_directory)
+        channel.send(job)
+        return child
+
+
+def _finish(channel: Channel) -> None:
+    channel.drain()
+    channel.close()
+
+
+def open_stderr(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

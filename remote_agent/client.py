@@ -1,0 +1,93 @@
+"""A blocking client of the agent on this host, for the command line."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TypeVar, cast
+
+from remote_agent.agentd.launch import connect, connect_or_start
+from remote_agent.agentd.paths import StateDir
+from remote_agent.errors import ConnectionLostError, LaunchError, RefusedError
+from remote_agent.protocol.framing import ProtocolError
+from remote_agent.protocol.messages import HelloParams, HelloResult
+from remote_agent.protocol.peer import ErrorReply, Incoming, Notification, Peer, Reply
+
+T = TypeVar("T")
+
+READ_BYTES = 65536
+
+
+class Client:
+    """One connection. `call` waits for its answer; what arrives meanwhile is kept for `notifications`."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link, self._peer = link, Peer()
+        self._kept: deque[Notification] = deque()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._link.close()
+
+    def hello(self, name: str) -> HelloResult:
+        """Agree on the protocol. Raises: RefusedError if there is none in common."""
+        return self.call("hello", HelloParams(name), HelloResult)
+
+    def call(self, method: str, params: object, result: type[T]) -> T:
+        """Return the answer to a request.
+
+        Raises: RefusedError with the agent's code; ConnectionLostError if the agent has gone.
+        """
+        ident, data = self._peer.request(method, params)
+        try:
+            self._link.sendall(data)
+        except OSError as error:
+            raise ConnectionLostError("the agent closed the connection") from error
+        while True:
+            for message in self._receive():
+                if isinstance(message, Notification):
+                    self._kept.append(message)
+                elif isinstance(message, ErrorReply) and message.id == ident:
+                    raise RefusedError(message.code or f"error {message.error}", message.text)
+                elif isinstance(message, Reply) and message.id == ident:
+                    return cast(T, message.result)
+
+    def notifications(self) -> Iterator[Notification]:
+        """Yield what the agent tells, waiting for more. Raises: ConnectionLostError when it has gone."""
+        while True:
+            while self._kept:
+                yield self._kept.popleft()
+            for message in self._receive():
+                if isinstance(message, Notification):
+                    self._kept.append(message)
+
+    def _receive(self) -> list[Incoming]:
+        try:
+            data = self._link.recv(READ_BYTES)
+            if not data:
+                raise ConnectionLostError("the agent closed the connection")
+            return self._peer.feed(data)
+        except (OSError, ProtocolError) as error:
+            raise ConnectionLostError(f"the connection to the agent broke: {error}") from error
+
+
+def open_client(state: StateDir, name: str, start: Callable[[StateDir], socket.socket] = connect_or_start) -> Client:
+    """Return a greeted client of the agent of ``state``, which is started if need be.
+
+    Raises: LaunchError, StateDirError, RefusedError, ConnectionLostError
+    """
+    client = Client(start(state))
+    client.hello(name)
+    return client
+
+
+def connect_running(state: StateDir) -> socket.socket:
+    """Return a connection to the agent that runs. Raises: LaunchError if none does."""
+    link = connect(state)
+    if link is None:
+        raise LaunchError(f"no agent runs for {state.root}")
+    return link
