@@ -132,12 +132,16 @@ class HostKeyUnknown(LinkError):
 
 
 class HostKeyChanged(LinkError):
-    """The host shows another key than the known one, or a revoked one. There is nothing to accept."""
+    """The host shows another key than the known one, or a revoked one. There is nothing to accept.
+
+    ``fingerprint`` is empty where the key was refused before it could be looked at.
+    """
 
     final = True
 
     def __init__(self, host: str, port: int, fingerprint: str, text: str) -> None:
-        super().__init__(f"the host key of {host} port {port} {text}: it shows {fingerprint}")
+        shows = f": it shows {fingerprint}" if fingerprint else ""
+        super().__init__(f"the host key of {host} port {port} {text}{shows}")
         self.host = host
         self.port = port
         self.fingerprint = fingerprint

@@ -20,7 +20,7 @@ from console.config_nodes import Node
 from console.errors import GlowplugError, LinkError, NodeUnreachable
 from console.link_session import LinkSink, Session, Timing
 from console.state import LinkState, LinkStatus
-from console.transports.base import OpenStream
+from console.transports.base import OpenStream, unbroken
 
 __all__ = ["LinkSink", "NodeLink", "Timing", "backoff_s"]
 
@@ -134,7 +134,7 @@ class NodeLink:
         finally:
             self._session = None
             if session is not None:
-                await session.close(clean(str(self.error or "the link was stopped")))
+                await unbroken(session.close(clean(str(self.error or "the link was stopped"))))
         ended_s = self._clock()
         if self._down_since_s is None:
             self._down_since_s = ended_s

@@ -274,6 +274,7 @@ class Session:
             for message in self._peer.feed(data):
                 self._dispatch(message)
         except (ProtocolError, ValueError, RecursionError) as error:
+            self._stream.abort()
             raise LinkLost(clean(f"the agent broke the protocol: {error}")) from error
 
     def _dispatch(self, message: Incoming) -> None:

@@ -68,6 +68,16 @@ async def bounded(awaitable: Awaitable[T], timeout_s: float) -> T:
     raise TimedOut(f"no answer within {timeout_s:g} s")
 
 
+async def unbroken(awaitable: Awaitable[T]) -> T:
+    """Return what ``awaitable`` gives; when cancelled, let it end first. For clean-up that is bounded itself."""
+    task = asyncio.ensure_future(awaitable)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
 async def _end(task: asyncio.Future[T]) -> None:
     task.cancel()
     task.add_done_callback(_look_at)

@@ -10,7 +10,7 @@ from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeMisconfigured
 from console.transports import agent_command
-from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, TimedOut, bounded
+from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, TimedOut, bounded, unbroken
 
 NOISE_BYTES = 4096
 
@@ -21,8 +21,8 @@ async def open_command(node: Node, token: str) -> CommandStream:
     Raises: LinkError.
     """
     argv = agent_command.argv(node, token)
-    try:
-        process = await asyncio.create_subprocess_exec(
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -30,10 +30,16 @@ async def open_command(node: Node, token: str) -> CommandStream:
             limit=READ_BYTES,
             start_new_session=True,  # Ctrl-C in the console's terminal is not for it
         )
+    )
+    try:
+        return CommandStream(await unbroken(starting), argv[0])
+    except asyncio.CancelledError:
+        if not starting.cancelled() and starting.exception() is None:
+            await CommandStream(starting.result(), argv[0]).close()
+        raise
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else error
         raise NodeMisconfigured(clean(f"{node.name}: {argv[0]}: {what}")) from error
-    return CommandStream(process, argv[0])
 
 
 class CommandStream:
@@ -67,13 +73,15 @@ class CommandStream:
     async def close(self) -> None:
         """The end of its input ends a bridge; what does not end is killed with all that it started."""
         self._stdin.close()
+        discarding = asyncio.ensure_future(self._discard())
         if not await self._wait(1.0):
             self._signal(signal.SIGTERM)
             if not await self._wait(1.0):
                 self._signal(signal.SIGKILL)
                 await self._wait(CLOSE_TIMEOUT_S)
-        self._draining.cancel()
-        await asyncio.wait({self._draining}, timeout=CLOSE_TIMEOUT_S)
+        for task in (self._draining, discarding):
+            task.cancel()
+        await asyncio.wait({self._draining, discarding}, timeout=CLOSE_TIMEOUT_S)
         # A grandchild may still hold the pipes; they are of no use any more.
         self._process._transport.close()  # type: ignore[attr-defined]
 
@@ -90,7 +98,8 @@ class CommandStream:
         try:
             await bounded(self._process.wait(), timeout_s)
         except TimedOut:
-            return False
+            # asyncio waits for the pipes too, which a grandchild may hold
+            return self._process.returncode is not None
         return True
 
     def _signal(self, number: signal.Signals) -> None:
@@ -99,6 +108,11 @@ class CommandStream:
                 os.killpg(self._process.pid, number)
             except ProcessLookupError:
                 pass
+
+    async def _discard(self) -> None:
+        """A full pipe that nobody reads never ends."""
+        while await self._stdout.read(READ_BYTES):
+            pass
 
     async def _drain_stderr(self) -> None:
         while data := await self._stderr.read(READ_BYTES):

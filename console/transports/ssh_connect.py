@@ -120,7 +120,12 @@ async def _connect_once(
         config=None,
         client_factory=lambda: client,
         username=target.user,
-        known_hosts=lambda host, addr, port: (known.keys, known.authorities, known.revoked),
+        # Where no certificates are in play a revoked key is merely not trusted, so that `_Client` sees it.
+        known_hosts=lambda host, addr, port: (
+            [key for key in known.keys if key not in known.revoked],
+            known.authorities,
+            known.revoked if known.authorities else (),
+        ),
         host_key_alias=target.host_key_alias,
         server_host_key_algs=known.algorithms(),
         x509_trusted_certs=None,
@@ -169,6 +174,8 @@ def _strerror(error: OSError) -> str:
 def _explain_host_key(error: asyncssh.Error, target: Target, known: Known, client: _Client) -> LinkError:
     name, port = target.host_key_alias or target.host, target.port
     key = client.shown
+    if key is None and isinstance(error, asyncssh.HostKeyNotVerifiable):
+        return HostKeyChanged(name, port, "", clean(f"can't be trusted ({error.reason.partition(' for host')[0]})"))
     if key is None:
         return NodeUnreachable(clean(f"{_place(target)}: {error.reason}"))
     fingerprint = key.get_fingerprint("sha256")

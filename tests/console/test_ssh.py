@@ -1,0 +1,422 @@
+"""SSH against a real OpenSSH server: login shells, host keys, jumps, crowds, and servers that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.errors import (
+    AuthenticationFailed,
+    HostKeyChanged,
+    HostKeyUnknown,
+    NodeMisconfigured,
+    NodeUnreachable,
+)
+from console.state import LinkStatus
+from console.transports import Gate, known_hosts, open_stream
+from console.transports.ssh_target import resolve
+from remote_agent.protocol.messages import Empty, Probe
+from tests.console.links import Kept, gate, linked, soon
+from tests.console.sshd import Sshd, free_port, make_key
+
+pytestmark = pytest.mark.ssh
+
+SHELLS = {"bash": "bash", "dash": "dash", "zsh": "zsh", "fish": "fish", "csh": "csh"}
+"""Login shells by name, with the Debian package each comes from."""
+
+NOISY = (
+    '#!/bin/sh\nprintf "\\033[33m! Only /data is persistent\\033[0m\\n{\\"motd\\": true}\\nGLOWPLUG-SYNC x 1 1\\n"\n'
+    'echo "bash: warning: setlocale: cannot change locale" >&2\nexec /bin/sh "$@"\n'
+)
+TRACING = '#!/bin/sh\nexec /bin/sh -x "$@"\n'
+FISHLIKE = (
+    '#!/bin/sh\ncase "$2" in "sh -c "*) exec /bin/sh -c "$2";; esac\n'
+    'echo "fish: Unsupported use of =. In fish, please use set." >&2; exit 127\n'
+)
+RESTRICTED = '#!/bin/sh\necho "rbash: $2: restricted: cannot specify / in command names" >&2; exit 1\n'
+FORCED = '#!/bin/sh\necho "This key may only run: backup"\n'
+OLD_PYTHON = (
+    "#!/bin/sh\nshift 3 2>/dev/null\n"
+    'echo "  File \\"<stdin>\\", line 1" >&2; echo "SyntaxError: invalid syntax" >&2; exit 1\n'
+)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
+    """Start servers, each in a directory of its own; all end with the test."""
+    servers: list[Sshd] = []
+
+    def start(**options: Any) -> Sshd:
+        server = Sshd(tmp_path / f"sshd-{len(servers)}", **options)
+        servers.append(server)
+        return server.start()
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def script(directory: Path, text: str, name: str = "shell") -> str:
+    path = directory / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def connected(kept: Kept) -> Callable[[], bool]:
+    return lambda: kept.state.status is LinkStatus.CONNECTED
+
+
+def first_reason(kept: Kept) -> str:
+    return str(next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED))
+
+
+async def test_a_link_over_ssh_connects_and_answers(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """The whole way: key exchange, login, command, mark, hello, a request."""
+    async with linked(serve().node(), tmp_path) as (link, kept):
+        await soon(connected(kept), "connected")
+        answer = await link.request("probe", Empty())
+
+    assert isinstance(answer, Probe)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+async def test_any_login_shell_starts_the_agent(serve: Callable[..., Sshd], tmp_path: Path, shell: str) -> None:
+    """bash, dash, zsh, fish and csh read the command alike."""
+    binary = shutil.which(shell)
+    if binary is None:
+        message = f"needs the Debian package {SHELLS[shell]}"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    async with linked(serve(shell=binary).node(state_directory="~/a b/é"), tmp_path) as (_, kept):
+        await soon(connected(kept), "connected")
+
+
+@pytest.mark.parametrize("text", [NOISY, TRACING, FISHLIKE], ids=["noisy", "tracing", "fishlike"])
+async def test_a_noisy_or_foreign_login_shell_does_no_harm(
+    serve: Callable[..., Sshd], tmp_path: Path, text: str
+) -> None:
+    """Colour, JSON, a false mark, warnings and traces come before the mark and are passed over."""
+    server = serve(shell=script(tmp_path, text))
+    async with linked(server.node("noisy", script="noisy"), tmp_path) as (_, kept):
+        await soon(connected(kept), "connected")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (RESTRICTED, ["the command ended with 1", "rbash", "restricted"]),
+        (FORCED, ["This key may only run: backup"]),
+    ],
+    ids=["restricted", "forced"],
+)
+async def test_a_login_shell_that_runs_something_else_is_shown(
+    serve: Callable[..., Sshd], tmp_path: Path, text: str, words: list[str]
+) -> None:
+    """The reason holds what the shell or the forced command itself said, on stdout or stderr."""
+    async with linked(serve(shell=script(tmp_path, text)).node(), tmp_path) as (_, kept):
+        await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
+
+    assert all(word in first_reason(kept) for word in words), first_reason(kept)
+
+
+async def test_a_python_that_is_too_old_is_shown(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """What the host's own interpreter said is the reason."""
+    node = serve().node(python=(script(tmp_path, OLD_PYTHON, "python3"),))
+    async with linked(node, tmp_path) as (_, kept):
+        await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
+
+    assert "SyntaxError: invalid syntax" in first_reason(kept)
+
+
+async def test_an_unknown_host_key_is_shown_and_works_once_it_was_accepted(
+    serve: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    """The fingerprint is OpenSSH's; nothing is written until `append` is called."""
+    server = serve()
+    server.known_hosts.unlink()
+    node = dataclasses.replace(server.node(), known_hosts=())
+    async with linked(node, tmp_path) as (link, kept):
+        await soon(lambda: kept.state.final, "final")
+        error = link.error
+        assert isinstance(error, HostKeyUnknown)
+        assert error.fingerprint == server.fingerprint()
+        assert error.line == server.known_hosts_line()
+        assert error.known_hosts_file == tmp_path / "our_known_hosts"
+        assert not error.known_hosts_file.exists()
+        known_hosts.append(error.known_hosts_file, error.line)
+        link.retry_now()
+        await soon(connected(kept), "connected")
+
+
+async def test_a_changed_host_key_is_a_hard_stop(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """Another key than the known one is not an unknown key, and there is nothing to accept."""
+    server = serve()
+    other = make_key(tmp_path / "other").with_suffix(".pub").read_text().split()
+    server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {other[0]} {other[1]}\n")
+
+    with pytest.raises(HostKeyChanged, match="has changed") as changed:
+        await open_stream(server.node(), "token", gate=gate(tmp_path))
+
+    assert changed.value.final
+    assert server.fingerprint() in str(changed.value)
+
+
+async def test_a_revoked_host_key_is_a_hard_stop(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """A revoked key is refused even where it is also known."""
+    server = serve()
+    server.known_hosts.write_text(f"{server.known_hosts_line()}\n@revoked {server.known_hosts_line()}\n")
+
+    with pytest.raises(HostKeyChanged, match="is revoked"):
+        await open_stream(server.node(), "token", gate=gate(tmp_path))
+
+
+async def test_a_malformed_known_hosts_line_is_named(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """A file that can't be read as a whole vouches for nobody."""
+    server = serve()
+    server.known_hosts.write_text(f"# a comment\n{server.known_hosts_line()}\nbroken\n")
+
+    with pytest.raises(NodeMisconfigured, match="known_hosts:3: "):
+        await open_stream(server.node(), "token", gate=gate(tmp_path))
+
+
+async def test_a_key_that_is_not_authorised_is_an_authentication_failure(
+    serve: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    """The message names the user and the key that was tried."""
+    stranger = make_key(tmp_path / "stranger")
+    with pytest.raises(AuthenticationFailed, match=rf"did not let \S+ in with {stranger}"):
+        await open_stream(serve().node(identity=(str(stranger),)), "token", gate=gate(tmp_path))
+
+
+async def test_an_encrypted_identity_is_named_and_opens_with_its_passphrase(
+    serve: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    """Without anyone to ask, the error says which file; with someone, the passphrase is asked for by our names."""
+    server = serve()
+    locked = make_key(tmp_path / "locked", "open sesame")
+    with (server.directory / "authorized_keys").open("a") as file:
+        file.write(locked.with_suffix(".pub").read_text())
+    node = server.node(identity=(str(locked),))
+    asked: list[tuple[str, str]] = []
+
+    class Operator:
+        def __init__(self, answer: str) -> None:
+            self.answer = answer
+
+        async def passphrase(self, node: str, identity: str) -> str | None:
+            asked.append((node, identity))
+            return self.answer
+
+    with pytest.raises(AuthenticationFailed, match="locked is encrypted"):
+        await open_stream(node, "token", gate=gate(tmp_path))
+    with pytest.raises(AuthenticationFailed, match="the passphrase is wrong"):
+        await open_stream(node, "token", gate=gate(tmp_path), prompts=Operator("wrong"))
+    stream = await open_stream(node, "token", gate=gate(tmp_path), prompts=Operator("open sesame"))
+    await stream.close()
+
+    assert asked == [("gpu-1", str(locked))] * 2
+
+
+async def test_two_hops_are_made_one_by_one_and_bastions_are_shared(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """Four nodes behind two bastions: one login on each bastion, each host key checked against its own file."""
+    outer, inner, target = serve(), serve(), serve()
+    first = outer.node("outer")
+    second = inner.node("inner", jump=("outer",))
+    shared = gate(tmp_path)
+    nodes = [
+        target.node(f"gpu-{index}", jump=("outer", "inner"), hops=(first, second), heartbeat_s=0.5)
+        for index in range(4)
+    ]
+    kepts = [Kept() for _ in nodes]
+    async with asyncio.TaskGroup() as group:
+        for node, kept in zip(nodes, kepts, strict=True):
+            group.create_task(_connect_and_leave(node, kept, tmp_path, shared, kepts))
+
+    assert (outer.logins(), inner.logins(), target.logins()) == (1, 1, 4)
+    await soon(lambda: not outer.connection_processes() and not inner.connection_processes(), "bastions let go")
+
+
+async def _connect_and_leave(node: Any, kept: Kept, directory: Path, shared: Gate, all_kept: list[Kept]) -> None:
+    async with linked(node, directory, sink=kept, gate=shared):
+        await soon(lambda: all(LinkStatus.CONNECTED in [s.status for s in each.states] for each in all_kept), "all")
+
+
+async def test_an_unknown_bastion_is_told_apart_from_its_node(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """The host key error names the hop it is about."""
+    bastion, target = serve(), serve()
+    bastion.known_hosts.write_text("")
+    node = target.node(jump=("outer",), hops=(bastion.node("outer"),))
+
+    with pytest.raises(HostKeyUnknown) as unknown:
+        await open_stream(node, "token", gate=gate(tmp_path))
+
+    assert unknown.value.port == bastion.port
+
+
+async def test_a_node_that_its_bastion_can_not_reach_says_so(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """A refused forward is a matter between bastion and node."""
+    node = serve().node(jump=("outer",), hops=(serve().node("outer"),), port=free_port())
+
+    with pytest.raises(NodeUnreachable, match="can't be reached from the host before it"):
+        await open_stream(node, "token", gate=gate(tmp_path))
+
+
+async def test_twelve_links_get_through_a_server_that_admits_two_at_a_time(
+    serve: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    """Dropped connections are tried again, with chance in the delay, until everyone is in."""
+    server = serve(options=("MaxStartups 2:100:2",))
+    shared = gate(tmp_path)
+    kepts = [Kept() for _ in range(12)]
+    async with asyncio.TaskGroup() as group:
+        for index, kept in enumerate(kepts):
+            node = server.node(f"gpu-{index}", heartbeat_s=2.0)
+            group.create_task(_connect_and_leave(node, kept, tmp_path, shared, kepts))
+
+    assert server.logins() >= 12
+
+
+@pytest.mark.faults
+async def test_a_killed_server_ends_the_link_with_a_reason_and_its_return_brings_it_back(
+    serve: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    """Lost, refused while it is away, connected again when it is back."""
+    server = serve()
+    async with linked(server.node(), tmp_path) as (_, kept):
+        await soon(connected(kept), "connected")
+        server.stop()
+        await soon(lambda: "Connection refused" in str(kept.state.reason), "refused")
+        server.start()
+        await soon(connected(kept), "connected again")
+
+    assert "127.0.0.1 port" in first_reason(kept) or "connection" in first_reason(kept).lower()
+
+
+@pytest.mark.faults
+async def test_a_server_process_that_stands_still_makes_the_link_silent_and_then_drops_it(
+    serve: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    """The TCP connection is fine, sshd is stopped: only the agent's own heartbeat can tell."""
+    server = serve()
+    async with linked(server.node(heartbeat_s=0.1), tmp_path) as (_, kept):
+        await soon(connected(kept), "connected")
+        stopped = server.connection_processes()
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        await soon(lambda: kept.saw(LinkStatus.CONNECTED, LinkStatus.SILENT, LinkStatus.DISCONNECTED), "dropped")
+
+    assert "no heartbeat for" in first_reason(kept)
+
+
+async def test_a_listener_that_never_answers_is_given_up_in_time(tmp_path: Path) -> None:
+    """A black hole costs the node its connect time-out, and the reason says so."""
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        node = Sshd(tmp_path / "none").node(port=hole.getsockname()[1], connect_timeout_s=0.5)
+        async with linked(node, tmp_path) as (_, kept):
+            await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
+
+    assert "gave no SSH login within 0.5 s" in first_reason(kept)
+
+
+async def test_a_host_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    """A name that does not resolve is a reason of its own."""
+    with pytest.raises(NodeUnreachable, match=r"no-such-host\.invalid: no such host"):
+        await open_stream(Sshd(tmp_path / "none").node(host="no-such-host.invalid"), "token", gate=gate(tmp_path))
+
+
+def own_ssh(directory: Path, config: str) -> Gate:
+    """A gate whose ``ssh -G`` reads this configuration in place of the user's."""
+    (directory / "ssh_config").write_text(config)
+    wrapper = script(directory, f'#!/bin/sh\nexec ssh -F "{directory}/ssh_config" "$@"\n', "ssh")
+    return Gate(directory / "our_known_hosts", home=directory, ssh=wrapper)
+
+
+async def test_an_alias_gets_everything_from_ssh_s_own_configuration(
+    serve: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    """Host, port, identity, known_hosts and the jump of an alias come from `ssh -G`; it connects through them."""
+    bastion, target = serve(), serve()
+    config = "".join(
+        f"Host {name}\n HostName 127.0.0.1\n Port {server.port}\n IdentityFile {server.directory}/user_key\n"
+        f" UserKnownHostsFile {server.known_hosts}\n StrictHostKeyChecking no\n{extra}"
+        for name, server, extra in (("gpu-1", target, " ProxyJump edge\n"), ("edge", bastion, ""))
+    )
+    node = dataclasses.replace(target.node(), host=None, port=None, identity=(), known_hosts=())
+    async with linked(node, tmp_path, gate=own_ssh(tmp_path, config)) as (_, kept):
+        await soon(connected(kept), "connected")
+
+    assert (bastion.logins(), target.logins()) == (1, 1)
+
+
+async def test_ssh_s_configuration_can_not_switch_host_key_checking_off(
+    serve: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    """`UserKnownHostsFile none` and `StrictHostKeyChecking no` change nothing."""
+    server = serve()
+    config = "Host *\n StrictHostKeyChecking no\n UserKnownHostsFile none\n GlobalKnownHostsFile /dev/null\n"
+    node = dataclasses.replace(server.node(), known_hosts=(), ssh_config=True)
+
+    with pytest.raises(HostKeyUnknown):
+        await open_stream(node, "token", gate=own_ssh(tmp_path, config))
+
+
+async def test_jumps_resolve_as_openssh_resolves_them(tmp_path: Path) -> None:
+    """Include, Match, nested and listed jumps, each hop by its own block."""
+    (tmp_path / "sites.conf").write_text(
+        "Host gpu-*\n  User ops\n  ProxyJump jump2\nHost jump2\n  HostName jump2.example\n  ProxyJump jump1\n"
+        "Host jump1\n  HostName 192.0.2.1\n  Port 2222\n"
+    )
+    config = (
+        f"Include {tmp_path}/sites.conf\nMatch originalhost gpu-7\n  Port 7022\n"
+        "Host multi\n  ProxyJump jump1,me@jump2:2200\nHost pipe\n  ProxyCommand nc %h %p\n"
+    )
+    ssh = own_ssh(tmp_path, config)
+    plain = Sshd(tmp_path / "none").node()
+
+    async def way(name: str) -> list[tuple[str, int]]:
+        node = dataclasses.replace(plain, name=name, host=None, port=None)
+        return [(target.host, target.port) for target in await resolve(node, ssh)]
+
+    assert await way("gpu-1") == [("192.0.2.1", 2222), ("jump2.example", 22), ("gpu-1", 22)]
+    assert (await way("gpu-7"))[-1] == ("gpu-7", 7022)
+    assert await way("multi") == [("192.0.2.1", 2222), ("jump2.example", 2200), ("multi", 22)]
+    with pytest.raises(NodeMisconfigured, match="ProxyCommand"):
+        await way("pipe")
+
+
+async def test_jumps_in_a_circle_are_refused(tmp_path: Path) -> None:
+    """Two hosts that jump through each other end in an error, not in a loop."""
+    ssh = own_ssh(tmp_path, "Host a\n ProxyJump b\nHost b\n ProxyJump a\n")
+    node = dataclasses.replace(Sshd(tmp_path / "none").node(), name="a", host=None, port=None)
+
+    with pytest.raises(NodeMisconfigured, match="circle"):
+        await resolve(node, ssh)
+
+
+async def test_without_an_ssh_binary_the_plain_values_stand(tmp_path: Path) -> None:
+    """No `ssh` here: an alias is a host name, the port 22, files where they usually are."""
+    node = dataclasses.replace(Sshd(tmp_path / "none").node(), host=None, port=None, user=None, known_hosts=())
+    (target,) = await resolve(node, Gate(tmp_path / "ours", home=tmp_path, ssh="no-such-ssh"))
+
+    assert (target.host, target.port) == ("gpu-1", 22)
+    assert target.known_hosts[0] == tmp_path / ".ssh/known_hosts"
+    assert target.known_hosts[-1] == tmp_path / "ours"
+
+
+async def test_a_stopped_link_leaves_nothing_on_the_host(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """The channel's end is the command's end."""
+    server = serve()
+    async with linked(server.node(), tmp_path) as (_, kept):
+        await soon(connected(kept), "connected")
+        assert server.descendants()
+
+    await soon(lambda: not server.descendants(), "no process of this connection left")
