@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 
 PACKAGES = ("console", "db", "themes", "remote_agent")
@@ -24,14 +23,6 @@ def find_strangers() -> str | None:
         "Install Glowplug into an environment of its own (pipx install glowplug), "
         "and see that PYTHONPATH names no folder with packages of these names."
     )
-
-
-def refuse_strangers() -> None:
-    """End the program with exit code 2 unless all of its packages are its own."""
-    complaint = find_strangers()
-    if complaint is not None:
-        print(f"glowplug: {complaint}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _home(name: str) -> str | None:
