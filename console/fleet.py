@@ -116,10 +116,10 @@ class Fleet:
             _, late = await asyncio.wait(closing, timeout=CLOSE_S)
             for task in late:
                 task.cancel()
+        if self._history is not None:
+            self._history.close()  # before the writer, whose close leaves the file in one piece
         if self._writer is not None and not await asyncio.to_thread(self._writer.close, CLOSE_S):
             log.warning("the history could not store everything; the hosts keep it and send it again")
-        if self._history is not None:
-            self._history.close()
 
     async def __aenter__(self) -> Fleet:
         try:

@@ -30,6 +30,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOG_BYTES, LOGS_KEPT = 4 << 20, 2
+_handlers: list[logging.Handler] = []
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,31 @@ class Context:
 
 
 def start_log(places: Locations) -> None:
-    """Send everything from INFO to the log file, which is only ever ours to read."""
+    """Send everything from INFO to the log file; without one where it can't be written."""
+    stop_log()
     try:
         places.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handler = logging.handlers.RotatingFileHandler(places.log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT)
     except OSError:
         return
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(logging.INFO)
+    _handlers.append(handler)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
+
+
+def stop_log() -> None:
+    """Close the log file."""
+    while _handlers:
+        handler = _handlers.pop()
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def is_logging() -> bool:
+    return bool(_handlers)
 
 
 def current_actor() -> Actor:

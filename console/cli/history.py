@@ -29,9 +29,10 @@ def _since(_: click.Context, __: click.Parameter, text: str | None) -> int | Non
         return None
     match = _SPAN.fullmatch(text)
     if match:
-        return time.time_ns() - int(match[1]) * _SECONDS[match[2]] * 10**9
+        return max(0, time.time_ns() - int(match[1]) * _SECONDS[match[2]] * 10**9)
     try:
-        return int(datetime.datetime.fromisoformat(text).astimezone().timestamp() * 10**9)
+        moment_s = datetime.datetime.fromisoformat(text).astimezone().timestamp()
+        return min(int(moment_s * 10**9), 2**63 - 1)
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(f"{text!r} is neither a span like 7d, 12h, 30m nor a date like 2025-11-29") from None
 

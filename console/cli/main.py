@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import click
 
 from console import __version__
-from console.cli.common import Context
+from console.cli.common import Context, is_logging, start_log, stop_log
 from console.errors import GlowplugError, Interrupted
 from console.locations import locations
 
@@ -39,6 +40,9 @@ HELP = {
     "show": "One run, stage by stage, beside the run before it.",
     "config": "Check or find the configuration.",
 }
+
+_SILENT = logging.NullHandler()
+"""Keeps what nobody asked to log from stderr."""
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +98,9 @@ def glowplug(
 
 def execute(argv: list[str]) -> int:
     """Run a command line; every error becomes one line and an exit code, its traceback goes to the log."""
+    logging.getLogger().addHandler(_SILENT)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         code = _execute(argv)
@@ -109,9 +114,9 @@ def execute(argv: list[str]) -> int:
     except GlowplugError as error:
         return _fail(error)
     except Exception as error:
-        log.exception("unexpected")
-        _say(f"internal error: {type(error).__name__}: {error}")
-        return 1
+        return _fail_unexpectedly(error)
+    finally:
+        stop_log()
 
 
 def _execute(argv: list[str]) -> int:
@@ -120,16 +125,34 @@ def _execute(argv: list[str]) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except click.UsageError as error:
-        place = error.ctx.command_path if error.ctx else "glowplug"
-        _say(f"{' '.join(error.format_message().split())} ({place} --help says more)")
-        return 2
+        return _misused(error)
     except click.ClickException as error:
         _say(error.format_message())
         return 2
     except click.Abort:
-        _say("aborted")
-        return 4
+        raise KeyboardInterrupt from None
+    except SystemExit:  # what click makes of a closed pipe
+        raise BrokenPipeError from None
     return result if isinstance(result, int) else 0
+
+
+def _misused(error: click.UsageError) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+    else:
+        place = error.ctx.command_path if error.ctx else "glowplug"
+        _say(f"{' '.join(error.format_message().split())} ({place} --help says more)")
+    return 2
+
+
+def _fail_unexpectedly(error: Exception) -> int:
+    """An error of our own: its traceback is for the log, where it can be found."""
+    places = locations(os.environ)
+    if not is_logging():
+        start_log(places)
+    log.error("unexpected", exc_info=error)
+    _say(f"internal error: {type(error).__name__}: {error} (the log has more: {places.log_file})")
+    return 1
 
 
 def _fail(error: GlowplugError) -> int:
@@ -150,7 +173,6 @@ def _say(text: str) -> None:
 
 def _close_stdout() -> None:
     """Let the interpreter's last flush go nowhere."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -1,0 +1,402 @@
+"""The verbs, against a real agent on this machine and a node that nothing answers for."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from console.cli import run
+from console.cli.main import VERBS
+from console.demo_teardown import MARK, end_nodes, marked_processes
+from db.database import open_history
+from db.records import EventRow, Record, RunRow, StageRow
+from db.writer import Writer
+from remote_agent.protocol.messages import NATIVE_STAGES
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Place:
+    """A configuration with two nodes: ``here`` runs the real agent, ``gone`` answers nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.mark = secrets.token_hex(8)
+        self.state = directory / "state"
+        self.config = directory / "fleet.toml"
+        self.history = directory / "history.db"
+        self.log = directory / "log" / "glowplug.log"
+        home = directory / "home"
+        home.mkdir()
+        environment = ["env", f"HOME={home}", f"{MARK}={self.mark}", f"PYTHONPATH={REPOSITORY}"]
+        self.config.write_text(
+            f"""
+            [defaults]
+            connect_timeout_s = 20
+            [nodes.here]
+            transport = {json.dumps(environment)}
+            python = {json.dumps(sys.executable)}
+            agent = ["-m", "remote_agent"]
+            state_directory = {json.dumps(str(self.state))}
+            tags = ["live"]
+            [nodes.gone]
+            transport = ["false"]
+            connect_timeout_s = 0.5
+            [recipes.missing]
+            model = {{ path = "/no/such/model" }}
+            devices = ["cpu"]
+            """,
+            encoding="utf-8",
+        )
+
+    def environ(self) -> dict[str, str]:
+        return {
+            "GLOWPLUG_CONFIG": str(self.config),
+            "GLOWPLUG_HISTORY": str(self.history),
+            "GLOWPLUG_LOG": str(self.log),
+            "GLOWPLUG_STATE": str(self.log.parent),
+        }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("cli"))
+    yield place
+    end_nodes([place.state], place.mark)
+    assert marked_processes(place.mark) == ()
+
+
+@pytest.fixture(autouse=True)
+def environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in place.environ().items():
+        monkeypatch.setenv(key, value)
+
+
+def glowplug(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "console", *argv], capture_output=True, text=True, cwd=REPOSITORY, timeout=60, **options
+    )  # type: ignore[call-overload,no-any-return]
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    content = json.loads(capsys.readouterr().out)
+    assert isinstance(content, dict)
+    return content
+
+
+# --- the agent answers ---------------------------------------------------------
+
+
+def test_probe_tells_what_a_node_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The probe of the real agent comes back as one document."""
+    assert run(["probe", "here", "--json"]) == 0
+
+    (node,) = document(capsys)["nodes"]  # type: ignore[misc]
+    assert node["node"] == "here"
+    assert node["probe"]["cpu_count"] == os.cpu_count()
+
+
+def test_probe_for_people_names_the_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for the host, a line for its GPUs or their absence."""
+    assert run(["probe", "here"]) == 0
+
+    assert capsys.readouterr().out.startswith("here  ")
+
+
+def test_a_node_out_of_reach_is_exit_3_and_the_others_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """What answers is on stdout, what does not is in the document with its reason."""
+    assert run(["status", "--json"]) == 3
+
+    nodes = {node["node"]: node for node in document(capsys)["nodes"]}  # type: ignore[attr-defined]
+    assert nodes["here"]["error"] is None
+    assert "agentd" in nodes["here"]["processes"]
+    assert nodes["gone"]["error"].startswith("gone: ")
+
+
+def test_a_failed_run_is_exit_1_told_stage_by_stage_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """warm names its nodes first; preflight's refusal stands in progress, in the document and in the history."""
+    assert run(["warm", "missing", "here", "--json"]) == 1
+
+    captured = capsys.readouterr()
+    content = json.loads(captured.out)
+    (live,) = content["runs"]
+    assert captured.err.splitlines()[0] == "warm missing (/no/such/model) on 1 node: here"
+    assert "✖ failed" in captured.err
+    assert (live["status"], live["failure"]["stage"], live["node"]) == ("failed", "preflight", "here")
+    assert [stage["name"] for stage in live["stages"]] == list(NATIVE_STAGES)
+    assert sum(stage["attributed_ns"] for stage in live["stages"]) + live["unattributed_ns"] == live["wall_ns"]
+
+    assert run(["show", live["run_uid"][:10], "--json"]) == 0
+    stored = document(capsys)["run"]
+    assert {**live, "failure": {**live["failure"], "log_tail": []}} == {
+        **stored,  # type: ignore[dict-item]
+        "failure": {**stored["failure"], "log_tail": []},  # type: ignore[index]
+    }
+
+
+def test_unreachable_alone_is_exit_3_and_failure_counts_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """A node out of reach is no failed run; together with one, the failed run decides."""
+    assert run(["warm", "missing", "gone", "--json"]) == 3
+    (error,) = document(capsys)["errors"]  # type: ignore[misc]
+    assert (error["node"], error["exit_code"]) == ("gone", 3)
+
+    assert run(["warm", "missing", "gone", "here", "--yes"]) == 1
+
+
+def test_no_wait_ends_once_the_run_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code says that it was accepted, not how it will end."""
+    assert run(["warm", "missing", "here", "--no-wait", "--json"]) == 0
+
+    assert len(document(capsys)["runs"]) == 1  # type: ignore[arg-type]
+
+
+def test_there_is_nothing_to_cancel_or_release_where_nothing_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both say so in one line, with the code for usage."""
+    deadline = time.monotonic() + 20
+    while run(["cancel", "here"]) != 2:  # the run of the test before may still be going
+        assert time.monotonic() < deadline
+    capsys.readouterr()
+
+    assert run(["cancel", "here"]) == 2
+    assert run(["release", "here", "--all"]) == 2
+
+    assert capsys.readouterr().err.splitlines() == [
+        "glowplug: nothing runs on here",
+        "glowplug: nothing is warm on here",
+    ]
+
+
+# --- what is wrong is one line -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["warm", "missng", "here"], "no recipe 'missng'; did you mean missing?"),
+        (["warm", "missing", "her"], "no node matches 'her'; did you mean here"),
+        (["probe"], "Missing argument 'NODE...'"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["history", "--since", "yesterdayish"], "neither a span"),
+        (["history", "--csv", "--json"], "not both"),
+        (["show", "0000000000"], "0000000000"),
+        (["demo", "--json"], "--headless"),
+        (["cancel", "here", "--run", "x", "--all"], "not both"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_2(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback, nothing on stdout."""
+    assert run(argv) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("glowplug: ")
+    assert words in line
+
+
+def test_every_mistake_of_the_configuration_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """config check names file and line of each, as text and as a document."""
+    wrong = tmp_path / "fleet.toml"
+    wrong.write_text("[nodes.a]\nport = 70000\nfrob = 1\n", encoding="utf-8")
+    monkeypatch.setenv("GLOWPLUG_CONFIG", str(wrong))
+
+    assert run(["config", "check"]) == 2
+    assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == [f"{wrong}:2", f"{wrong}:3"]
+    assert run(["config", "check", "--json"]) == 2
+    assert len(document(capsys)["problems"]) == 2  # type: ignore[arg-type]
+
+
+def test_the_example_is_a_configuration_without_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What config example prints, config check accepts."""
+    assert run(["config", "example"]) == 0
+    (tmp_path / "fleet.toml").write_text(capsys.readouterr().out, encoding="utf-8")
+
+    assert run(["--config", str(tmp_path / "fleet.toml"), "config", "check"]) == 0
+
+
+def test_config_path_says_where_files_are(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags and environment are already in it."""
+    assert run(["config", "path"]) == 0
+    assert capsys.readouterr().out == f"{place.config}\n"
+
+    assert run(["--history", "/elsewhere/h.db", "config", "path", "--json"]) == 0
+    assert document(capsys)["history"] == "/elsewhere/h.db"
+
+
+def test_an_error_of_our_own_is_one_line_and_its_traceback_is_in_the_log(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody sees a traceback, and nobody loses it."""
+    monkeypatch.setattr("console.config.load", lambda path: 1 // 0)
+
+    assert run(["status"]) == 1
+
+    captured = capsys.readouterr()
+    assert captured.err.startswith("glowplug: internal error: ZeroDivisionError")
+    assert "Traceback" not in captured.err
+    assert "Traceback" in place.log.read_text(encoding="utf-8")
+
+
+# --- history -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs, one of them with hostile text, an hour apart up to now."""
+    path = tmp_path / "history.db"
+    opened = open_history(path)
+    writer = Writer(opened.path)
+    now = time.time_ns()
+    for number, (node, state, detail) in enumerate(
+        [("a", "ready", None), ("a", "failed", "\x1b]52;c;eA==\x07\x1b[2Jno \u202ekernel"), ("=b", "ready", None)]
+    ):
+        uid = f"{number}aaaaaaa"
+        event = EventRow("j", number + 1, node, uid, 1, now, "run.finished", "{}")
+        row = RunRow(
+            uid, node, "llama", "h", "/m", "ada", "ws", state, "cold", None, now - (2 - number) * 3600 * 10**9,
+            ("cpu",), 1000, 100, 900, None, "worker_died" if detail else None, None, detail,
+        )  # fmt: skip
+        stages = (StageRow(5, "weights", "done", 0, 900 - number * 100, 900, 10**9, 4e9, 5e9, "mapped", None, "{}"),)
+        writer.submit(Record(event, row, stages))
+    assert writer.close()
+    monkeypatch.setenv("GLOWPLUG_HISTORY", str(path))
+    return path
+
+
+def test_history_lists_the_newest_first_and_filters(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each filter narrows, and --since takes a span."""
+
+    def uids(*argv: str) -> list[str]:
+        assert run(["history", "--json", *argv]) == 0
+        return [run["run_uid"][0] for run in document(capsys)["runs"]]  # type: ignore[attr-defined]
+
+    assert uids() == ["2", "1", "0"]
+    assert uids("--node", "a") == ["1", "0"]
+    assert uids("--status", "ready", "--limit", "1") == ["2"]
+    assert uids("--since", "90m") == ["2", "1"]
+    assert uids("--since", "2999-01-01") == []
+    assert uids("--recipe", "other") == []
+
+
+def test_what_a_host_said_is_harmless_in_every_form(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Escape sequences, bidi and spreadsheet formulas reach neither terminal nor file."""
+    for argv in (["history"], ["history", "--json"], ["history", "--csv"], ["show", "1aaaaaaa"]):
+        assert run(argv) == 0
+        out = capsys.readouterr().out
+        assert "kernel" in out
+        assert not set(out) & set("\x1b\x07\u202e")
+        assert "52;c" not in out
+
+    assert run(["history", "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["state"] for row in rows] == ["ready", "failed", "ready"]
+    assert not any(cell.startswith("=") for row in rows for cell in row.values())
+
+
+def test_show_draws_the_run_beside_the_one_before(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run before is of the same node and recipe, and each stage has its change."""
+    assert run(["show", "1aaaaaaa"]) == 0
+
+    out = capsys.readouterr().out
+    assert "before: 0.0 ms from cold (0aaaaaaa" in out
+    (weights,) = [line for line in out.splitlines() if " weights " in line]
+    assert "−11 %" in weights
+    assert "1.00 GB at 4.00 GB/s of 5.00 GB/s, mapped" in weights
+
+
+def test_no_history_yet_is_an_empty_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new machine has no past, and that is no error."""
+    monkeypatch.setenv("GLOWPLUG_HISTORY", str(tmp_path / "none.db"))
+
+    assert run(["history", "--json"]) == 0
+
+    assert document(capsys) == {"runs": []}
+
+
+# --- as a process ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_no_verb_imports_textual_or_torch(verb: str) -> None:
+    """The headless half starts without the screen's half, and never loads what only a GPU host needs."""
+    program = (
+        "import sys, console.cli.main as m;"
+        f"command = m.glowplug.get_command(None, {verb!r});"
+        "import console.fleet, console.link, console.transports.ssh;"
+        "print(sorted({'textual', 'torch', 'rich'} & set(sys.modules)))"
+    )
+
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+
+    assert loaded.stdout == "[]\n"
+
+
+def test_the_version_needs_next_to_nothing() -> None:
+    """--version answers without click, asyncio, asyncssh or sqlite: that is what keeps it quick."""
+    program = (
+        "import sys; before = set(sys.modules); from console.cli import run; code = run(['--version']);"
+        "print(code, sorted({'click', 'asyncio', 'asyncssh', 'sqlite3', 'textual'} & (set(sys.modules) - before)))"
+    )
+
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+
+    assert told.stdout.splitlines()[0].startswith("glowplug ")
+    assert told.stdout.splitlines()[1] == "0 []"
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS), ["config", "check"]])
+def test_every_verb_explains_itself(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """--help is exit 0 and names the verb."""
+    assert run([*verb, "--help"]) == 0
+
+    assert f"Usage: {' '.join(['glowplug', *verb])}" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_had_enough_is_no_error(recorded: Path) -> None:
+    """A closed pipe ends the verb quietly."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "console", "history"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            cwd=REPOSITORY,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_output_holds_no_escape_sequence(recorded: Path) -> None:
+    """Plain text under NO_COLOR and without it: nothing here depends on colour."""
+    for environment in ({}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}):
+        done = glowplug("history", env={**os.environ, **environment})
+        assert done.returncode == 0
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_terminal_that_knows_no_unicode_gets_replacements(recorded: Path) -> None:
+    """A glyph that can't be written does not end the verb."""
+    done = glowplug("history", env={**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
+
+    assert done.returncode == 0
+    assert "? ready" in done.stdout
