@@ -61,7 +61,8 @@ def clean(text: str | bytes, limit: int = LINE_LIMIT) -> str:
         text = text[: 4 * _looked_at(limit) + 4].decode("utf-8", "replace")
     if len(text) <= limit and text.isascii() and text.isprintable():
         return text
-    return _clean_slowly(text, limit)
+    cleaned = _clean_slowly(text, limit)
+    return text if cleaned == text else cleaned
 
 
 def clean_lines(text: str | bytes, limit_lines: int = 200, limit: int = LINE_LIMIT) -> tuple[str, ...]:
@@ -153,7 +154,8 @@ def _clean_value(value: object, limit: int, depth: int) -> object:
 
 
 def _clean_dataclass(value: Any, limit: int, depth: int) -> object:
-    names = _field_names(type(value))
+    cls: Any = type(value)
+    names = _field_names(cls)
     changed: dict[str, object] = {}
     for name in names:
         old = getattr(value, name)
@@ -162,7 +164,7 @@ def _clean_dataclass(value: Any, limit: int, depth: int) -> object:
             changed[name] = new
     if not changed:
         return value
-    copy = object.__new__(type(value))
+    copy = object.__new__(cls)
     for name in names:
         object.__setattr__(copy, name, changed.get(name, getattr(value, name)))
     return copy

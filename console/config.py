@@ -220,5 +220,6 @@ def _matches(node: Node, selector: str) -> bool:
 
 
 def _hint(wrong: str, candidates: Sequence[str]) -> str:
-    close = difflib.get_close_matches(wrong, candidates, 3, 0.6)
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = [by_lower[lower] for lower in difflib.get_close_matches(wrong.lower(), by_lower, 3, 0.6)]
     return f"; did you mean {' or '.join(close)}?" if close else ""

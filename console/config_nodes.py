@@ -271,13 +271,15 @@ def _merge(name: str, table: NodeTable, defaults: DefaultsTable, base: Path) -> 
         return tuple(str(_local_path(item, base)) for item in pick(key))
 
     ssh = table.transport is None
+    # A bastion that [defaults] names is itself reached directly.
+    jumps = ssh and (table.jump is not None or name not in (_as_tuple(defaults.jump) or ()))
     timeout_s = table.connect_timeout_s if table.connect_timeout_s is not None else defaults.connect_timeout_s
     return Node(
         name=name,
         host=table.host,
         user=(table.user or defaults.user) if ssh else None,
         port=(table.port or defaults.port) if ssh else None,
-        jump=pick("jump") if ssh else (),
+        jump=pick("jump") if jumps else (),
         identity=files("identity") if ssh else (),
         known_hosts=files("known_hosts") if ssh else (),
         host_key_alias=table.host_key_alias,
@@ -293,16 +295,9 @@ def _merge(name: str, table: NodeTable, defaults: DefaultsTable, base: Path) -> 
 
 
 def _with_hops(node: Node, nodes: Mapping[str, Node], table: NodeTable | None, problems: list[Problem]) -> Node:
-    if node.name in node.jump and table is not None and table.jump is None:
-        # The bastion that [defaults] names is itself reached directly.
-        return _replace_jump(node, (), ())
     try:
-        return _replace_jump(node, node.jump, resolve_hops(node, nodes))
+        return dataclasses.replace(node, hops=resolve_hops(node, nodes))
     except ValueError as error:
         own = table is not None and table.jump is not None
         problems.append(Problem(f"nodes.{node.name}.jump" if own else "defaults.jump", str(error)))
         return node
-
-
-def _replace_jump(node: Node, jump: tuple[str, ...], hops: tuple[Node, ...]) -> Node:
-    return dataclasses.replace(node, jump=jump, hops=hops)

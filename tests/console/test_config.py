@@ -1,0 +1,308 @@
+"""fleet.toml: what is read, what is refused, and on which line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from console.config import EXAMPLE, Config, load, parse
+from console.config_lines import key_lines, line_of
+from console.config_nodes import Node, shell_problem
+from console.errors import ConfigError, UsageError
+
+PATH = Path("fleet.toml")
+
+
+def problems(text: str, path: Path = PATH) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        parse(text, path)
+    assert error.value.exit_code == 2
+    return list(error.value.problems)
+
+
+def test_the_example_is_valid_and_explains_every_key(tmp_path: Path) -> None:
+    """What `glowplug config example` prints can be used as it is."""
+    path = tmp_path / "fleet.toml"
+    path.write_text(EXAMPLE)
+    config = load(path)
+
+    assert [node.name for node in config.nodes] == ["gpu-1", "gpu-2", "gpu-3", "pod-1"]
+    assert set(config.recipes) == {"llama", "embed"}
+    assert config.recipes["llama"].name == "llama"
+    assert config.node("gpu-3").hops[0].port == 2222
+    assert config.node("gpu-3").hops[0].user == "ops"
+    assert config.node("pod-1").transport[0] == "kubectl"
+
+
+def test_the_example_with_its_commented_lines_is_valid_too(tmp_path: Path) -> None:
+    """A commented setting works once its `#` is taken away."""
+    lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in EXAMPLE.splitlines()]
+    text = "\n".join(lines).replace('"~/.ssh/fleet"', f'"{tmp_path}/key"')
+    text += '\n[nodes.bastion]\nhost = "192.0.2.1"\n'
+    (tmp_path / "key").write_text("a key")
+    config = parse(text, tmp_path / "fleet.toml")
+
+    assert config.node("gpu-1").user == "ops"
+    assert config.node("gpu-1").hops[0].name == "bastion"
+    assert config.node("bastion").hops == ()
+    assert config.node("gpu-1").known_hosts == (str(tmp_path / "known_hosts"),)
+
+
+def test_defaults_hold_where_a_node_says_nothing(tmp_path: Path) -> None:
+    """A node's own setting wins; a program's node takes none of SSH's."""
+    (tmp_path / "key").write_text("a key")
+    text = """
+[defaults]
+user = "ops"
+port = 2200
+identity = "key"
+python = ["conda", "run", "python"]
+tags = ["all-of-us"]
+[nodes.a]
+host = "h"
+[nodes.b]
+host = "h"
+user = "me"
+tags = ["b"]
+python = "/usr/bin/python3"
+[nodes.c]
+transport = ["docker", "exec", "-i", "c"]
+"""
+    config = parse(text, tmp_path / "fleet.toml")
+    a, b, c = config.nodes
+
+    assert (a.user, a.port, a.identity) == ("ops", 2200, (str(tmp_path / "key"),))
+    assert a.python == ("conda", "run", "python")
+    assert (b.user, b.python, b.tags) == ("me", ("/usr/bin/python3",), ("all-of-us", "b"))
+    assert (c.user, c.port, c.identity, c.tags) == (None, None, (), ("all-of-us",))
+
+
+def test_every_mistake_is_told_at_once_with_its_line() -> None:
+    """One raise names them all, in the file's order."""
+    text = """\
+[defaults]
+prot = 5
+jump = "no such hop"
+[nodes.gpu-1]
+host = "-oProxyCommand=x"
+port = 99999
+usr = "x"
+python = [
+  "python3",
+  "a'b",
+]
+recipes = ["lama"]
+[nodes."bad name"]
+transport = ["kubectl"]
+host = "x"
+[nodes.GPU-1]
+agent = "$(rm)"
+[recipes.llama]
+model = { path = "", pth = 1 }
+request.shapes = [
+  { batch = 1 },
+  { batch = 0 },
+]
+[nodez]
+"""
+    assert problems(text) == [
+        "fleet.toml:2: defaults.prot: unknown key; did you mean port?",
+        "fleet.toml:3: defaults.jump: 'no such hop' is neither a node nor [user@]host[:port]",
+        "fleet.toml:5: nodes.gpu-1.host: '-oProxyCommand=x' is not a host name or address",
+        "fleet.toml:6: nodes.gpu-1.port: 99999 is not within 1..65535",
+        "fleet.toml:7: nodes.gpu-1.usr: unknown key; did you mean user?",
+        'fleet.toml:8: nodes.gpu-1.python: "a\'b" holds a single quote, which a remote shell could act on',
+        "fleet.toml:12: nodes.gpu-1.recipes[0]: no recipe 'lama'; did you mean llama?",
+        "fleet.toml:13: nodes.bad name: a node's name must be 1..64 letters, digits, '.', '_' or '-', "
+        "the first a letter or digit",
+        "fleet.toml:15: nodes.bad name.host: is for SSH and can't stand beside transport",
+        "fleet.toml:16: nodes.GPU-1: differs from gpu-1 in case only",
+        "fleet.toml:17: nodes.GPU-1.agent: '$(rm)' holds '$', which a remote shell could act on",
+        "fleet.toml:19: recipes.llama.model.pth: unknown key; did you mean path?",
+        "fleet.toml:22: recipes.llama.request.shapes[1].batch: 0 is not within 1..4096",
+        "fleet.toml:24: nodez: unknown key; did you mean nodes?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a = \n", "fleet.toml:1: not TOML"),
+        ("[nodes.a]\n\nhost = 'x\n", "fleet.toml:3: not TOML"),
+        ("[nodes.a]\n[nodes.a]\n", "fleet.toml:2: not TOML: Cannot declare"),
+        ("x = [\n" * 3000, "not TOML"),
+        ("nodes = 3\n", "fleet.toml:1: nodes: expected tables [nodes.NAME]"),
+        ("[nodes]\na = 3\n", "fleet.toml:2: nodes.a: expected a table, got an integer"),
+        ("[nodes.all]\n", "fleet.toml:1: nodes.all: 'all' stands for every node"),
+        ("[nodes.a]\nport = true\n", "fleet.toml:2: nodes.a.port: expected an integer, got a boolean"),
+        ("[nodes.a]\nhost = 'me@h'\n", "fleet.toml:2: nodes.a.host: 'me@h' is not a host name or address; a user goes"),
+        ("[nodes.a]\nuser = '-lroot'\n", "fleet.toml:2: nodes.a.user: '-lroot' is not a user name"),
+        ("[nodes.a]\nidentity = '/no/such/key'\n", "fleet.toml:2: nodes.a.identity: no such file: /no/such/key"),
+        ("[nodes.a]\nknown_hosts = 'none'\n", "fleet.toml:2: nodes.a.known_hosts: host keys are always checked"),
+        ("[nodes.a]\ntransport = []\n", "fleet.toml:2: nodes.a.transport: name at least one"),
+        ("[nodes.a]\ntransport = 'ssh a'\n", "fleet.toml:2: nodes.a.transport: expected a list, got text"),
+        ("[nodes.a]\nstate_directory = 'relative'\n", "fleet.toml:2: nodes.a.state_directory: 'relative' must begin"),
+        ("[nodes.a]\ntags = ['ok', 'not ok']\n", "fleet.toml:2: nodes.a.tags[1]: a tag must be"),
+        ("[nodes.a]\njump = 'a'\n", "fleet.toml:2: nodes.a.jump: jumps in a circle"),
+        ("[nodes.a]\njump = 'b'\n[nodes.b]\njump = 'a'\n", "fleet.toml:2: nodes.a.jump: jumps in a circle"),
+        ("[nodes.a]\njump = 'b'\n[nodes.b]\ntransport = ['x']\n", "fleet.toml:2: nodes.a.jump: b has a transport"),
+        ("[defaults]\nparallel = 0\n", "fleet.toml:2: defaults.parallel: 0 is not within"),
+        ("[recipes.r]\n", "fleet.toml:1: recipes.r.model: is required"),
+        ("[recipes.'b d']\nmodel = { path = 'm' }\n", "fleet.toml:1: recipes.b d.name: 'b d' must be"),
+        ("[recipes.r]\nname = 's'\nmodel = { path = 'm' }\n", "fleet.toml:2: recipes.r.name: a recipe's name is"),
+        ("[nodes.\"\\u001b[2J\"]\n", "fleet.toml:1: nodes.: a node's name must"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_line(text: str, problem: str) -> None:
+    """One mistake a case: where it is, and what it is."""
+    assert any(problem in told for told in problems(text)), problems(text)
+
+
+@pytest.mark.parametrize("item", ["'", '"', "\\", "$HOME", "`id`", "a!b", "a\nb", "a\tb", "\x1b[2J", ""])
+def test_what_a_shell_could_act_on_is_refused_by_name(item: str) -> None:
+    """No such character reaches a remote command line."""
+    assert shell_problem(item)
+    assert shell_problem("/opt/my python;rm -rf *|&<>(){}é") is None
+
+
+def test_files_that_can_not_be_read_say_why(tmp_path: Path) -> None:
+    """Missing, a directory, not UTF-8, too big, a name no system has."""
+    binary, big = tmp_path / "binary.toml", tmp_path / "big.toml"
+    binary.write_bytes(b"# ok\n# \xff\n")
+    big.write_text("#" * (1 << 20) + "\n")
+    wanted = {
+        tmp_path / "missing.toml": "no such file; `glowplug config example >",
+        tmp_path: "is a directory",
+        binary: "binary.toml:2: is not UTF-8 text: byte 0xff",
+        big: "is over 1048576 bytes",
+        tmp_path / "nul\0": "null byte",
+    }
+    for path, text in wanted.items():
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            load(path)
+
+
+def test_an_empty_file_is_an_empty_fleet(tmp_path: Path) -> None:
+    """No nodes is not a mistake; selecting some is."""
+    (tmp_path / "fleet.toml").write_text("")
+    config = load(tmp_path / "fleet.toml")
+
+    assert config.nodes == ()
+    with pytest.raises(UsageError, match="has no nodes"):
+        config.select(["all"])
+
+
+def test_hops_chain_through_nodes_as_ssh_chains_them() -> None:
+    """The first hop's own jumps are followed; a hop in the text form logs in as its node does."""
+    text = """
+[nodes.edge]
+host = "192.0.2.1"
+[nodes.inner]
+host = "10.0.0.1"
+jump = "edge"
+[nodes.gpu]
+host = "10.0.0.2"
+jump = ["inner", "me@[::1]:2222"]
+known_hosts = "kh"
+"""
+    gpu = parse(text, Path("/etc/fleet.toml")).node("gpu")
+
+    assert [(hop.name, hop.port) for hop in gpu.hops] == [("edge", None), ("inner", None), ("::1", 2222)]
+    assert (gpu.hops[2].user, gpu.hops[2].known_hosts) == ("me", ("/etc/kh",))
+
+
+def fleet() -> Config:
+    nodes = [Node("eu-1", tags=("eu", "h200")), Node("eu-2", tags=("eu",)), Node("us-1", tags=("us",))]
+    return Config(tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    ("selectors", "names"),
+    [
+        (["all"], ["eu-1", "eu-2", "us-1"]),
+        (["us-1", "eu-1", "us-1"], ["eu-1", "us-1"]),
+        (["tag:eu"], ["eu-1", "eu-2"]),
+        (["tag:h*", "us-?"], ["eu-1", "us-1"]),
+        (["*-1"], ["eu-1", "us-1"]),
+        ([], []),
+    ],
+)
+def test_selectors_name_nodes_once_in_the_file_s_order(selectors: list[str], names: list[str]) -> None:
+    """Names, tags and patterns, in any mixture."""
+    assert [node.name for node in fleet().select(selectors)] == names
+
+
+@pytest.mark.parametrize(
+    ("selector", "hint"),
+    [("eu-3", "did you mean eu-"), ("tag:ue", "did you mean tag:"), ("EU-1", "eu-1"), ("\x1b[2J", "''")],
+)
+def test_a_selector_without_a_node_is_an_error_that_names_close_ones(selector: str, hint: str) -> None:
+    """A typing mistake never selects nothing in silence."""
+    with pytest.raises(UsageError, match="no node matches") as error:
+        fleet().select(["all", selector])
+
+    assert hint in str(error.value)
+    assert str(error.value).isprintable()
+
+
+def test_a_missing_recipe_or_node_names_close_ones() -> None:
+    """Lookups by exact name are as helpful as selectors."""
+    config = parse(EXAMPLE, PATH)
+
+    assert config.recipe("embed").request.kind == "encode"
+    with pytest.raises(UsageError, match="did you mean llama"):
+        config.recipe("lama")
+    with pytest.raises(UsageError, match="did you mean gpu-"):
+        config.node("gpu-9")
+
+
+def test_lines_are_found_in_every_form_toml_has() -> None:
+    """Dotted and quoted keys, arrays over lines, inline tables, arrays of tables, strings that look like keys."""
+    text = '''# [not.a.table]
+a.b = 1
+"c d" = """
+x = 1
+[y]
+"""
+'e' = \'\'\'
+z = 2\'\'\'
+
+[t . "u.v"]
+list = [ # [
+  "]", 1,
+  { k = "}", l = [ 2,
+    3 ] },
+]
+[[arr]]
+n = 1
+[[arr]]
+n = { m = 2 }
+[arr.sub]
+o = 1979-05-27T07:32:00Z
+'''
+    lines = key_lines(text)
+
+    wanted = {
+        "a": 2, "a.b": 2, "c d": 3, "e": 7, "t": 10, "t.u.v": 10, "t.u.v.list": 11, "t.u.v.list[0]": 12,
+        "t.u.v.list[2]": 13, "t.u.v.list[2].k": 13, "t.u.v.list[2].l[1]": 14, "arr[0].n": 17, "arr[1]": 18,
+        "arr[1].n.m": 19, "arr[1].sub": 20, "arr[1].sub.o": 21,
+    }  # fmt: skip
+    assert {key: lines.get(key) for key in wanted} == wanted
+    assert "x" not in lines
+    assert line_of(lines, "t.u.v.list[2].missing[4].deeper") == 13
+    assert line_of(lines, "nowhere.at.all") == 1
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
+    """Nothing that a file can hold raises anything else."""
+    try:
+        parse(text, PATH)
+        told: tuple[str, ...] = ()
+    except ConfigError as error:
+        told = error.problems
+    assert all(problem.isprintable() for problem in told)
