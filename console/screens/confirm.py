@@ -1,0 +1,68 @@
+"""Asks before something is done, naming each thing it will be done to; Cancel has the focus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.widgets import Button, Label
+
+from console.actions import Scope, bindings_of
+from console.screens.base import FOCUS_BINDINGS, ConsoleDialog
+from console.widgets.key_bar import KeyBar
+from console.widgets.line_view import LineView
+from console.widgets.paint import Line
+
+
+class ConfirmScreen(ConsoleDialog):
+    """Returns True only for an explicit yes."""
+
+    scope = Scope.DIALOG
+    BINDINGS: ClassVar[list[BindingType]] = [*FOCUS_BINDINGS, *bindings_of(Scope.DIALOG)]
+    AUTO_FOCUS = "#no"
+
+    def __init__(
+        self, question: str, items: Sequence[Line], yes_label: str, *, note: str = "", grave: bool = True
+    ) -> None:
+        super().__init__()
+        self._question = question
+        self._items = tuple(items)
+        self._yes_label = yes_label
+        self._note = note
+        self._grave = grave
+
+    def compose(self) -> ComposeResult:
+        text = self.glyphs.text
+        with Vertical(classes="dialog"):
+            yield Label(Content(text(self._question)), classes="question")
+            yield LineView(glyphs=self.glyphs, id="items")
+            if self._note:
+                yield Label(Content(text(self._note)), classes="note")
+            with Horizontal(classes="buttons"):
+                yield Button(Content("Cancel"), id="no", compact=True)
+                yield Button(
+                    Content(text(self._yes_label)),
+                    id="yes",
+                    variant="error" if self._grave else "primary",
+                    compact=True,
+                )
+        yield KeyBar(self.glyphs)
+
+    def on_mount(self) -> None:
+        items = self.query_one("#items", LineView)
+        items.show(self._items)
+        items.styles.height = min(len(self._items), max(1, self.app.size.height - 9))
+        items.can_focus = len(self._items) > self.app.size.height - 9
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
+
+    def action_yes(self) -> None:
+        self.dismiss(True)
+
+    def action_no(self) -> None:
+        self.dismiss(False)

@@ -1,0 +1,207 @@
+"""Chooses a recipe and nodes, names them once more, and starts; what became of each start stays in sight."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence, Set
+from functools import partial
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.validation import Integer
+from textual.widgets import Button, Input, Label, OptionList, SelectionList
+from textual.widgets.option_list import Option
+from textual.widgets.selection_list import Selection
+
+from console.actions import Scope, bindings_of
+from console.format import counted
+from console.operations import Outcome, carry_out, node_line
+from console.screens.base import FOCUS_BINDINGS, ConsoleScreen
+from console.screens.confirm import ConfirmScreen
+from console.widgets.header import title_line
+from console.widgets.key_bar import KeyBar
+from console.widgets.launch_view import node_choice, outcome_line, recipe_lines
+from console.widgets.line_view import LineView
+from console.widgets.paint import Moment, plain
+from remote_agent.protocol.messages import Recipe
+
+PARALLEL_MAX = 256
+
+
+class LaunchScreen(ConsoleScreen):
+    """A display filter never takes a node away: every node of the fleet can be chosen here."""
+
+    scope = Scope.LAUNCH
+    BINDINGS: ClassVar[list[BindingType]] = [*FOCUS_BINDINGS, *bindings_of(Scope.LAUNCH)]
+    AUTO_FOCUS = "#recipes"
+
+    def __init__(self, chosen: Sequence[str]) -> None:
+        super().__init__()
+        self._chosen = tuple(chosen)
+        self._runs: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
+
+    def compose(self) -> ComposeResult:
+        app = self.console_app
+        text = self.glyphs.text
+        recipes = list(app.fleet.config.recipes)
+        yield LineView(glyphs=self.glyphs, id="header")
+        with VerticalScroll(id="body", can_focus=False):
+            with Horizontal(id="top"):
+                with Vertical(id="recipe-box"):
+                    yield OptionList(
+                        *(Option(Content(text(name)), id=str(i)) for i, name in enumerate(recipes)), id="recipes"
+                    )
+                yield LineView(glyphs=self.glyphs, id="recipe")
+            yield SelectionList[str](id="nodes")
+            with Horizontal(id="options"):
+                yield Label(Content("At once "))
+                yield Input(
+                    str(app.fleet.parallel),
+                    type="integer",
+                    validators=[Integer(1, PARALLEL_MAX)],
+                    id="parallel",
+                    compact=True,
+                )
+                yield Button(Content("Back"), id="back", compact=True)
+                yield Button(Content("Warm"), id="start", variant="primary", compact=True)
+            yield LineView(glyphs=self.glyphs, id="outcomes")
+        yield KeyBar(self.glyphs)
+
+    def on_mount(self) -> None:
+        self.query_one("#recipe-box").border_title = "Recipe"
+        self._node_list.border_title = "Nodes"
+        self._fill_nodes()
+        options = self.query_one("#recipes", OptionList)
+        if options.option_count:
+            options.highlighted = 0
+        else:
+            self.query_one("#recipe", LineView).show(
+                [(("No recipes. `glowplug config example` shows how one is written.", "text"),)]
+            )
+        self._show_counts()
+
+    @property
+    def _node_list(self) -> SelectionList[str]:
+        return self.query_one("#nodes", SelectionList)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe under the cursor."""
+        index = self.query_one("#recipes", OptionList).highlighted
+        recipes = list(self.console_app.fleet.config.recipes.values())
+        return recipes[index] if index is not None and index < len(recipes) else None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The chosen nodes, in fleet order."""
+        chosen = set(self._node_list.selected)
+        return tuple(name for name in self.console_app.fleet.nodes if name in chosen)
+
+    # --- drawing ---------------------------------------------------------------------------
+
+    def _fill_nodes(self) -> None:
+        fleet = self.console_app.fleet
+        first = [name for name in fleet.nodes if name in self._chosen]
+        ordered = [*first, *(name for name in fleet.nodes if name not in self._chosen)]
+        self._node_list.add_options(Selection(self._prompt(name), name, name in self._chosen) for name in ordered)
+
+    def _prompt(self, name: str) -> Content:
+        return Content(self.glyphs.text(plain(node_choice(self.console_app.fleet.state(name), self.recipe))))
+
+    def frame(self, dirty: Set[str], moment: Moment) -> None:
+        app = self.console_app
+        header = self.query_one("#header", LineView)
+        header.show([title_line("Warm", app.fleet_title, header.size.width, moment, paused=app.paused)])
+        self._refresh_prompts(dirty)
+        self._show_outcomes(moment)
+
+    def _refresh_prompts(self, names: Set[str]) -> None:
+        nodes = self._node_list
+        for index in range(nodes.option_count):
+            option = nodes.get_option_at_index(index)
+            if option.value in names and (prompt := self._prompt(option.value)).plain != str(option.prompt):
+                nodes.replace_option_prompt_at_index(index, prompt)
+
+    def _show_outcomes(self, moment: Moment) -> None:
+        fleet = self.console_app.fleet
+        lines = [
+            outcome_line(node, run_uid, self._errors.get(node), fleet.state(node), moment)
+            for node, run_uid in self._runs.items()
+        ]
+        outcomes = self.query_one("#outcomes", LineView)
+        outcomes.show(lines)
+        outcomes.display = bool(lines)
+
+    def _show_counts(self) -> None:
+        nodes = self.nodes
+        button = self.query_one("#start", Button)
+        button.label = Content(f"Warm {counted(len(nodes), 'node')}…" if nodes else "Warm: choose nodes")
+        button.disabled = not nodes or self.recipe is None or self.console_app.read_only
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if event.option_list.id == "recipes" and self.recipe is not None:
+            self.query_one("#recipe", LineView).show(recipe_lines(self.recipe))
+            self._refresh_prompts(set(self.console_app.fleet.nodes))
+            self._show_counts()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        if event.option_list.id == "recipes":
+            self.action_start()
+
+    def on_selection_list_selected_changed(self) -> None:
+        self._show_counts()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        if event.button.id == "start":
+            self.action_start()
+        else:
+            self.app.pop_screen()
+
+    def action_all_nodes(self) -> None:
+        nodes = self._node_list
+        if len(nodes.selected) == nodes.option_count:
+            nodes.deselect_all()
+        else:
+            nodes.select_all()
+
+    # --- starting ---------------------------------------------------------------------------
+
+    def action_start(self) -> None:
+        recipe, nodes = self.recipe, self.nodes
+        parallel = self.query_one("#parallel", Input)
+        if recipe is None or not nodes:
+            self.console_app.say("choose a recipe and at least one node", "warning")
+            return
+        if not parallel.is_valid or not parallel.value:
+            self.console_app.say(f"at once: a number from 1 to {PARALLEL_MAX}", "warning")
+            return
+        at_once = int(parallel.value)
+        question = f"Warm {recipe.name} on {counted(len(nodes), 'node')}, {min(at_once, len(nodes))} at once?"
+        lines = [node_line(name) for name in nodes]
+        dialog = ConfirmScreen(question, lines, f"Warm {counted(len(nodes), 'node')}", grave=False)
+        self.console_app.ask(dialog, partial(self._start, recipe.name, nodes, at_once))
+
+    async def _start(self, recipe_name: str, nodes: Sequence[str], at_once: int) -> None:
+        fleet = self.console_app.fleet
+        fleet.parallel = at_once
+        self._errors.clear()
+        self._runs = {name: uuid.uuid4().hex for name in nodes}
+        calls = [partial(fleet.warm, name, recipe_name, run_uid=run_uid) for name, run_uid in self._runs.items()]
+        outcomes = await carry_out(nodes, calls, self._told)
+        failed = [outcome for outcome in outcomes if outcome.error is not None]
+        if len(failed) < len(outcomes):
+            self.console_app.say(f"{recipe_name} starts on {counted(len(outcomes) - len(failed), 'node')}")
+        if not failed and self.is_current:
+            self.app.pop_screen()
+
+    def _told(self, outcome: Outcome) -> None:
+        if outcome.error is None:
+            return
+        self._errors[outcome.node] = outcome.error
+        self.console_app.say(f"{outcome.node}: {outcome.error}", "error")
+        if self.is_mounted:
+            self._show_outcomes(self.console_app.moment())
