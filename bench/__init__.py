@@ -1,0 +1,1 @@
+"""What Glowplug measures, against whom. In no wheel."""
