@@ -6,6 +6,7 @@ release, and what exists for Linux alone says so. Packages that nothing of ours 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from importlib.metadata import PackageNotFoundError, distribution
@@ -15,11 +16,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOTS = "glowplug[local,dev]"
-NOT_PINNED = ("pip",)
-"""Comes with the environment; what is installed is not changed by installing."""
-
-LINUX_ONLY = ("cuda-", "nvidia-", "triton")
-LINUX_ONLY_BUT = ("nvidia-ml-py",)
+LINUX_ONLY = ("cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-python")
+NOT_PINNED = re.compile(r"pip|triton|cuda-toolkit|nvidia-(?!ml-py$).*")
+"""pip comes with the environment; the rest is pinned by a CUDA build of torch itself, and a CPU build has none of it."""
 
 
 def pins(root: str) -> list[str]:
@@ -41,9 +40,9 @@ def pins(root: str) -> list[str]:
             asked.add((name, extra))
             needs = (Requirement(text) for text in package.requires or ())
             waiting += [need for need in needs if need.marker is None or _wanted(need, extra)]
-    for name in (Requirement(root).name, *NOT_PINNED):
-        found.pop(name, None)
-    return [f"{name}=={version}{_platform(name)}" for name, version in sorted(found.items(), key=_by_name)]
+    del found[Requirement(root).name]
+    kept = sorted(((name, version) for name, version in found.items() if not NOT_PINNED.fullmatch(name)), key=_by_name)
+    return [f"{name}=={version}{_platform(name)}" for name, version in kept]
 
 
 def _wanted(need: Requirement, extra: str) -> bool:
@@ -51,8 +50,7 @@ def _wanted(need: Requirement, extra: str) -> bool:
 
 
 def _platform(name: str) -> str:
-    linux_only = name.startswith(LINUX_ONLY) and name not in LINUX_ONLY_BUT
-    return '; sys_platform == "linux"' if linux_only else ""
+    return '; sys_platform == "linux"' if name in LINUX_ONLY else ""
 
 
 def _by_name(item: tuple[str, str]) -> str:
