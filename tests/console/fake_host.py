@@ -41,7 +41,7 @@ from remote_agent.protocol.peer import decode_event
 from remote_agent.recipe import recipe_hash
 from tests.console.happenings import event, hello, record, resident
 
-MEANWHILE_S = 10.0
+MEANWHILE_S = 30.0
 
 
 class FakeHost:
@@ -182,7 +182,7 @@ class FakeLink:
 
 
 async def eventually(holds: Callable[[], object]) -> None:
-    """Wait until ``holds()`` is true; fail after ten seconds."""
+    """Wait until ``holds()`` is true; fail after half a minute."""
     deadline = time.monotonic() + MEANWHILE_S
     while not holds():
         assert time.monotonic() < deadline, "it never came true"
