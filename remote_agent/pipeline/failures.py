@@ -11,7 +11,6 @@ DETAIL_LIMIT = 2000
 
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (CheckpointError, "checkpoint_refused"),
-    (LoadError, "load_failed"),
     (DeviceError, "device_error"),
     (MemoryError, "out_of_memory"),
     (ImportError, "missing_package"),
@@ -23,6 +22,8 @@ def describe_failure(error: BaseException, stage: str | None) -> Failure:
     if isinstance(error, StageError):
         failure = error.failure
         return Failure(failure.code, one_line(failure.detail), failure.stage or stage, failure.log_tail)
+    if isinstance(error, LoadError):
+        return Failure(error.code, one_line(str(error)), stage)
     for cls, code in _CODES:
         if isinstance(error, cls):
             return Failure(code, _detail(error, code), stage)

@@ -139,6 +139,8 @@ class Runner:
         with stages.measure("weights", device) as measure:
             report = _progress(stages, "weights", "bytes", measure.start_mono_ns)
             loaded, folder = weights.load_weights(recipe, device, go.shards, measure, report)
+        for note in loaded.notes:
+            self._tell(Finding("plain_bytes", "info", note))
         with stages.measure("assign", device) as measure:
             warm, findings = assign.assign_module(recipe, folder, loaded.tensors, device.torch_device, measure)
             del loaded

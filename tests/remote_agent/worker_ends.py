@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +23,11 @@ from remote_agent.protocol.internal import (
     WorkerGo,
     WorkerJob,
     WorkerReady,
+    WorkerRelease,
     WorkerStage,
+    ZygoteFork,
+    ZygoteForked,
+    ZygoteReady,
     dump,
     parse,
 )
@@ -99,7 +105,7 @@ def only(messages: list[InternalMessage], kind: type[T]) -> T:
     return found[0]
 
 
-def wait_for(check: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
+def wait_for(check: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
     """Return the first true answer of ``check``, asked again and again until the deadline."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
@@ -129,6 +135,76 @@ def child(verb: str, log: Path, **environment: str) -> Iterator[tuple[subprocess
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+
+@dataclass
+class Zygote:
+    """A running zygote and agentd's end of its socket."""
+
+    process: subprocess.Popen[bytes]
+    end: End
+    ready: ZygoteReady
+
+    def ask(self, log: Path, *preimport: str, **environment: str) -> tuple[InternalMessage | None, End]:
+        """Ask for a worker; return the answer and the worker's socket."""
+        return ask_for_fork(self.end, log, *preimport, **environment)
+
+    @contextmanager
+    def worker(self, log: Path, **environment: str) -> Iterator[Forked]:
+        """Return a forked worker; end it afterwards if it still runs."""
+        answer, end = self.ask(log, **environment)
+        with end.sock:
+            assert isinstance(answer, ZygoteForked), answer
+            forked = Forked(answer.pid, end)
+            try:
+                yield forked
+            finally:
+                if forked.code is None:
+                    os.kill(forked.pid, signal.SIGKILL)
+                    forked.wait()
+
+
+@dataclass
+class Forked:
+    """A worker that is this process's child by adoption."""
+
+    pid: int
+    end: End
+    code: int | None = None
+
+    def wait(self) -> int:
+        """Return its exit code as `subprocess` has it, once it has ended."""
+        self.code = os.waitstatus_to_exitcode(wait_for(self._poll, f"the end of worker {self.pid}")[1])
+        return self.code
+
+    def _poll(self) -> tuple[int, int] | None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return (pid, status) if pid else None
+
+    def release(self) -> int:
+        """Let it go and return its exit code."""
+        self.end.send(WorkerRelease())
+        assert self.end.receive() is None
+        return self.wait()
+
+
+def ask_for_fork(end: End, log: Path, *preimport: str, **environment: str) -> tuple[InternalMessage | None, End]:
+    """Send a zygote a fork's message and descriptors; return its answer and the worker's socket."""
+    ours, theirs = socket.socketpair()
+    with theirs, log.open("ab") as stderr:
+        end.send(ZygoteFork(environment, preimport), theirs.fileno(), stderr.fileno())
+    return end.receive(), End(ours)
+
+
+@contextmanager
+def running_zygote(log: Path) -> Iterator[Zygote]:
+    """Start a real zygote with everything imported; this process becomes its workers' parent, as agentd is."""
+    with subreaper(), child("zygote", log, OMP_NUM_THREADS="2") as (process, end):
+        ready = end.receive()
+        assert isinstance(ready, ZygoteReady), log.read_text()
+        yield Zygote(process, end, ready)
+        end.sock.close()
+        assert process.wait(30) == 0, log.read_text()
 
 
 @contextmanager

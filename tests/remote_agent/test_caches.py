@@ -1,0 +1,99 @@
+"""A compile cache's directory is tried before it is used."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent import caches
+
+
+def test_a_directory_is_made_and_found_usable(tmp_path: Path) -> None:
+    """It is private, and the probe leaves nothing there."""
+    directory = tmp_path / "a" / "b"
+
+    assert caches.find_cache_problem(directory) is None
+    assert directory.stat().st_mode & 0o077 == 0
+    assert list(directory.iterdir()) == []
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    """The line has the path and the system's own word."""
+    blocked = tmp_path / "file"
+    blocked.touch()
+
+    problem = caches.find_cache_problem(blocked / "cache")
+
+    assert problem == f"{blocked / 'cache'}: Not a directory"
+
+
+def test_a_directory_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
+    """Entries of a compile cache run as code."""
+    tmp_path.chmod(0o777)
+
+    assert "everybody may write" in str(caches.find_cache_problem(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """So can its owner, whoever asks."""
+    os.chown(tmp_path, 4321, -1)
+
+    assert "belongs to uid 4321" in str(caches.find_cache_problem(tmp_path))
+
+
+def test_a_full_disk_is_refused_with_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found before a compile runs for minutes and then can't be kept."""
+    real = os.statvfs(tmp_path)
+    fields = list(real)
+    fields[4] = (17 << 20) // real.f_frsize
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+
+    assert "17 MiB free, under the 256 MiB" in str(caches.find_cache_problem(tmp_path))
+
+
+def test_a_used_up_quota_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows only when something is written."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(caches.tempfile, "NamedTemporaryFile", refuse)
+
+    assert caches.find_cache_problem(tmp_path) == f"{tmp_path}: the disk quota is used up"
+
+
+def test_a_filesystem_mounted_noexec_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel refuses an executable mapping there with EPERM."""
+
+    def refuse(*args: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+
+    assert "mounted noexec" in str(caches.find_cache_problem(tmp_path))
+
+
+def test_every_variable_points_below_the_directory(tmp_path: Path) -> None:
+    """The compile stack keeps nothing elsewhere."""
+    environment: dict[str, str] = {}
+
+    caches.use_cache(tmp_path, environment)
+
+    assert set(environment) == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    assert {Path(value).parent for value in environment.values()} == {tmp_path}
+
+
+def test_compiled_objects_are_counted(tmp_path: Path) -> None:
+    """At any depth, and nothing else."""
+    (tmp_path / "x" / "y").mkdir(parents=True)
+    for name in ("x/one.so", "x/y/two.cubin", "x/source.cpp", "lock"):
+        (tmp_path / name).touch()
+
+    assert caches.count_artefacts(tmp_path) == 2
+    assert caches.count_artefacts(tmp_path / "absent") == 0
