@@ -155,8 +155,9 @@ ACTIONS: tuple[Action, ...] = (
       S.HISTORY, footer=True),
     A("history.reload", "r", "reload", "Reload", "Read the newest runs again", "Look", S.HISTORY, footer=True),
     # Dialogs
-    A("dialog.yes", "y", "yes", "Yes", "Do it", "Answer", S.DIALOG, palette=False),
-    A("dialog.no", "n,escape", "no", "Cancel", "Leave everything as it is", "Answer", S.DIALOG, palette=False),
+    A("dialog.yes", "y", "yes", "Yes", "Do it", "Answer", S.DIALOG, footer=True, palette=False),
+    A("dialog.no", "n,escape", "no", "Go back", "Leave everything as it is", "Answer", S.DIALOG, footer=True,
+      palette=False),
     A("dialog.next", "right,down,l,j", "app.focus_next", "Next", "The next button", "Answer", S.DIALOG, palette=False),
     A("dialog.previous", "left,up,k", "app.focus_previous", "Previous", "The button before", "Answer", S.DIALOG,
       palette=False),

@@ -143,7 +143,7 @@ class GlowplugApp(App[int]):
     def _show(self, dirty: Set[str]) -> None:
         moment = self.moment()
         for screen in self.screen_stack:
-            if isinstance(screen, ConsoleScreen) and screen.is_mounted:
+            if isinstance(screen, ConsoleScreen) and screen.is_drawn:
                 screen.frame(dirty, moment)
 
     def is_live(self, name: str) -> bool:

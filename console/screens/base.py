@@ -50,6 +50,8 @@ class ConsoleScreen(_Common, Screen[None], inherit_bindings=False):
 
     BINDINGS: ClassVar[list[BindingType]] = FOCUS_BINDINGS
     ESCAPE_TO_MINIMIZE = False
+    is_drawn = False
+    """Set once there is something to show frames on."""
 
     def frame(self, dirty: Set[str], moment: Moment) -> None:
         """Show what changed; called ten times a second while something is under way, also when covered."""

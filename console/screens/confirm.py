@@ -1,4 +1,4 @@
-"""Asks before something is done, naming each thing it will be done to; Cancel has the focus."""
+"""Asks before something is done, naming each thing it will be done to; the way back has the focus."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ConfirmScreen(ConsoleDialog):
             if self._note:
                 yield Label(Content(text(self._note)), classes="note")
             with Horizontal(classes="buttons"):
-                yield Button(Content("Cancel"), id="no", compact=True)
+                yield Button(Content("Go back"), id="no", compact=True)
                 yield Button(
                     Content(text(self._yes_label)),
                     id="yes",

@@ -51,6 +51,7 @@ class FleetScreen(ConsoleScreen):
         yield KeyBar(self.glyphs)
 
     def on_mount(self) -> None:
+        self.is_drawn = True
         self.view = self.query_one(FleetView)
         self._input.display = False
         self._count(self.console_app.fleet.nodes)

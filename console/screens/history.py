@@ -62,6 +62,7 @@ class HistoryScreen(ConsoleScreen):
         return self.query_one("#filter", Input)
 
     def on_mount(self) -> None:
+        self.is_drawn = True
         self._input.display = False
         for label, key in COLUMNS:
             self._table.add_column(label, key=key)

@@ -12,9 +12,8 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.validation import Integer
-from textual.widgets import Button, Input, Label, OptionList, SelectionList
+from textual.widgets import Button, Input, Label, OptionList
 from textual.widgets.option_list import Option
-from textual.widgets.selection_list import Selection
 
 from console.actions import Scope, bindings_of
 from console.format import counted
@@ -25,7 +24,8 @@ from console.widgets.header import title_line
 from console.widgets.key_bar import KeyBar
 from console.widgets.launch_view import node_choice, outcome_line, recipe_lines
 from console.widgets.line_view import LineView
-from console.widgets.paint import Moment, plain
+from console.widgets.node_choice import NodeChoice
+from console.widgets.paint import Line, Moment
 from remote_agent.protocol.messages import Recipe
 
 PARALLEL_MAX = 256
@@ -41,6 +41,7 @@ class LaunchScreen(ConsoleScreen):
     def __init__(self, chosen: Sequence[str]) -> None:
         super().__init__()
         self._chosen = tuple(chosen)
+        self._recipe: Recipe | None = None
         self._runs: dict[str, str] = {}
         self._errors: dict[str, str] = {}
 
@@ -56,25 +57,20 @@ class LaunchScreen(ConsoleScreen):
                         *(Option(Content(text(name)), id=str(i)) for i, name in enumerate(recipes)), id="recipes"
                     )
                 yield LineView(glyphs=self.glyphs, id="recipe")
-            yield SelectionList[str](id="nodes")
-            with Horizontal(id="options"):
-                yield Label(Content("At once "))
-                yield Input(
-                    str(app.fleet.parallel),
-                    type="integer",
-                    validators=[Integer(1, PARALLEL_MAX)],
-                    id="parallel",
-                    compact=True,
-                )
-                yield Button(Content("Back"), id="back", compact=True)
-                yield Button(Content("Warm"), id="start", variant="primary", compact=True)
+            yield NodeChoice(self._ordered(), self._chosen, self._line_of, self.glyphs, id="nodes")
             yield LineView(glyphs=self.glyphs, id="outcomes")
+        with Horizontal(id="options"):
+            yield Label(Content("At once "))
+            at_once = str(app.fleet.parallel)
+            yield Input(at_once, type="integer", validators=[Integer(1, PARALLEL_MAX)], id="parallel", compact=True)
+            yield Button(Content("Go back"), id="back", compact=True)
+            yield Button(Content("Warm"), id="start", variant="primary", compact=True)
         yield KeyBar(self.glyphs)
 
     def on_mount(self) -> None:
+        self.is_drawn = True
         self.query_one("#recipe-box").border_title = "Recipe"
         self._node_list.border_title = "Nodes"
-        self._fill_nodes()
         options = self.query_one("#recipes", OptionList)
         if options.option_count:
             options.highlighted = 0
@@ -85,8 +81,8 @@ class LaunchScreen(ConsoleScreen):
         self._show_counts()
 
     @property
-    def _node_list(self) -> SelectionList[str]:
-        return self.query_one("#nodes", SelectionList)
+    def _node_list(self) -> NodeChoice:
+        return self.query_one("#nodes", NodeChoice)
 
     @property
     def recipe(self) -> Recipe | None:
@@ -98,33 +94,24 @@ class LaunchScreen(ConsoleScreen):
     @property
     def nodes(self) -> tuple[str, ...]:
         """The chosen nodes, in fleet order."""
-        chosen = set(self._node_list.selected)
+        chosen = self._node_list.chosen
         return tuple(name for name in self.console_app.fleet.nodes if name in chosen)
 
     # --- drawing ---------------------------------------------------------------------------
 
-    def _fill_nodes(self) -> None:
-        fleet = self.console_app.fleet
-        first = [name for name in fleet.nodes if name in self._chosen]
-        ordered = [*first, *(name for name in fleet.nodes if name not in self._chosen)]
-        self._node_list.add_options(Selection(self._prompt(name), name, name in self._chosen) for name in ordered)
+    def _ordered(self) -> list[str]:
+        """The nodes that were chosen before come first, where they are seen."""
+        return sorted(self.console_app.fleet.nodes, key=lambda name: name not in self._chosen)
 
-    def _prompt(self, name: str) -> Content:
-        return Content(self.glyphs.text(plain(node_choice(self.console_app.fleet.state(name), self.recipe))))
+    def _line_of(self, name: str) -> Line:
+        return node_choice(self.console_app.fleet.state(name), self._recipe)
 
     def frame(self, dirty: Set[str], moment: Moment) -> None:
         app = self.console_app
         header = self.query_one("#header", LineView)
         header.show([title_line("Warm", app.fleet_title, header.size.width, moment, paused=app.paused)])
-        self._refresh_prompts(dirty)
+        self._node_list.renew(dirty)
         self._show_outcomes(moment)
-
-    def _refresh_prompts(self, names: Set[str]) -> None:
-        nodes = self._node_list
-        for index in range(nodes.option_count):
-            option = nodes.get_option_at_index(index)
-            if option.value in names and (prompt := self._prompt(option.value)).plain != str(option.prompt):
-                nodes.replace_option_prompt_at_index(index, prompt)
 
     def _show_outcomes(self, moment: Moment) -> None:
         fleet = self.console_app.fleet
@@ -145,14 +132,15 @@ class LaunchScreen(ConsoleScreen):
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_list.id == "recipes" and self.recipe is not None:
             self.query_one("#recipe", LineView).show(recipe_lines(self.recipe))
-            self._refresh_prompts(set(self.console_app.fleet.nodes))
+            self._recipe = self.recipe
+            self._node_list.renew(self.console_app.fleet.nodes)
             self._show_counts()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         if event.option_list.id == "recipes":
             self.action_start()
 
-    def on_selection_list_selected_changed(self) -> None:
+    def on_node_choice_changed(self) -> None:
         self._show_counts()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
@@ -162,11 +150,7 @@ class LaunchScreen(ConsoleScreen):
             self.app.pop_screen()
 
     def action_all_nodes(self) -> None:
-        nodes = self._node_list
-        if len(nodes.selected) == nodes.option_count:
-            nodes.deselect_all()
-        else:
-            nodes.select_all()
+        self._node_list.toggle_all()
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -203,5 +187,5 @@ class LaunchScreen(ConsoleScreen):
             return
         self._errors[outcome.node] = outcome.error
         self.console_app.say(f"{outcome.node}: {outcome.error}", "error")
-        if self.is_mounted:
+        if self in self.app.screen_stack:
             self._show_outcomes(self.console_app.moment())

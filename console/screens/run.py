@@ -64,6 +64,7 @@ class RunScreen(ConsoleScreen):
         yield KeyBar(self.glyphs)
 
     def on_mount(self) -> None:
+        self.is_drawn = True
         self.query_one("#log").border_title = "Events"
         self.run_worker(self._read(), name="read run")
         self._draw(self.console_app.moment())

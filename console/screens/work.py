@@ -27,7 +27,9 @@ class HostWork:
         """Ask, then cancel every unfinished run of those nodes, or the one run."""
         tasks = cancel_tasks(states, shown, run_uid)
         if tasks:
-            dialog = ConfirmScreen(question("Cancel", tasks, "run"), [task.line for task in tasks], "Cancel runs")
+            dialog = ConfirmScreen(
+                question("Cancel", tasks, "run"), [task.line for task in tasks], f"Cancel {counted(len(tasks), 'run')}"
+            )
             self._app.ask(dialog, partial(self._each, "run", "cancelled", tasks, self._app.fleet.cancel))
 
     def release(self, states: Iterable[NodeState], shown: Collection[str], run_uid: str | None = None) -> None:

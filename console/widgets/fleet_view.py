@@ -79,6 +79,7 @@ class FleetView(ScrollView, can_focus=True, inherit_bindings=False):
     def redraw(self) -> None:
         """Draw everything anew: other nodes are shown, or they look different."""
         self._strips.clear()
+        self._drawn = (self.selection.selected, frozenset(self.selection.marked))
         self._name_cells = min(NAME_CELLS, max((cell_len(name) for name in self.selection.shown), default=0))
         self.virtual_size = Size(self.size.width, self.grid.height)
         self.refresh()

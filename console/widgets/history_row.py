@@ -17,8 +17,8 @@ COLUMNS = (
     ("State", "state"),
     ("Total", "total"),
     ("Δ", "delta"),
-    ("First output", "first"),
-    ("Tier", "tier"),
+    ("First", "first"),
+    ("Tiers", "tier"),
     ("Note", "note"),
 )
 OUTSIDE_FACTOR = 1.25
@@ -60,9 +60,9 @@ def cells(entry: HistoryEntry, moment: Moment) -> tuple[Piece, ...]:
         (run.node, "strong"),
         (run.recipe, "text"),
         run_word(run.state, is_known=run.state not in ("queued", "running")),
-        (total.rjust(10), "text"),
+        (total.rjust(8), "text"),
         ((f"▲ {delta}" if entry.is_outside else delta).rjust(9), "warning" if entry.is_outside else "muted"),
-        (first.rjust(9), "muted"),
+        (first.rjust(7), "muted"),
         (tiers, "text"),
         (_note(run), "failed" if run.failure_detail else "muted"),
     )

@@ -139,11 +139,13 @@ def next_start_ns(state: NodeState) -> int | None:
     return known.wall_ns if known is not None else None
 
 
-def advice(failure: Failure | None, moment: Moment) -> str:
+def advice(failure: Failure | None, moment: Moment, *, is_open: bool = False) -> str:
     """Return one clause: what an operator does about a failure of this kind, with the keys as they are mapped."""
     if failure is not None and (known := ADVICE.get(failure.code)):
         return known
     look, again = moment.key("fleet.open"), moment.key("fleet.warm")
+    if is_open:
+        return f"{again} on the fleet screen tries again" if again else "its event log says what came before"
     return f"{look} shows why, {again} tries again" if again else f"{look} shows why"
 
 

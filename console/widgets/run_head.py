@@ -36,7 +36,8 @@ def _title(
         time.append((f"  {duration_text(run.wall_ns)}", "strong"))
     elif elapsed_ns is not None and is_known:
         time.append((f"  {coarse_duration(elapsed_ns)}", "strong"))
-    tiers: Piece = (f"  {run.tier_from} → {run.tier_to or '…'}", "text")
+    reached = run.tier_to or ("" if run.is_over else "…")
+    tiers: Piece = (f"  {run.tier_from} → {reached}" if reached else f"  {run.tier_from}", "text")
     uid: Piece = (f"  run {short_uid(run.run_uid)}", "muted")
     against = _against(run, before)
     return choose(
@@ -82,7 +83,7 @@ def _failure_lines(run: RunDetail, width: int, moment: Moment) -> list[Line]:
     where = f"{failure.stage}: " if failure.stage else ""
     words = wrap(moment.glyphs.text(f"{where}{failure.detail}"), width, 3)
     lines: list[Line] = [((text, "failed"),) for text in words]
-    lines.append((("→ ", "muted"), (advice(failure, moment), "text"), (f"  ({failure.code})", "faint")))
+    lines.append((("→ ", "muted"), (advice(failure, moment, is_open=True), "text"), (f"  ({failure.code})", "faint")))
     lines += [((f"  {text}", "muted"),) for text in failure.log_tail[-LAST_LINES:]]
     return lines
 

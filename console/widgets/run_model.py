@@ -10,7 +10,7 @@ from console import runlog
 from console.state import LogLine, NodeState, RunView
 from db.records import EventRow, RunRow, StageRow
 from remote_agent.protocol.codec import DecodeError, decode
-from remote_agent.protocol.messages import EVENT_KINDS, Event, Failure, StageRecord, StageStatus
+from remote_agent.protocol.messages import EVENT_KINDS, Event, Failure, Progress, StageRecord, StageStatus
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class RunDetail:
     output: str | None = None
     failure: Failure | None = None
     stages: tuple[StageRecord, ...] = ()
+    progress: Progress | None = None
 
     @property
     def is_over(self) -> bool:
@@ -70,6 +71,7 @@ def detail_of_view(node: str, run: RunView) -> RunDetail:
         output=run.output,
         failure=run.failure,
         stages=run.stages,
+        progress=run.progress,
     )
 
 

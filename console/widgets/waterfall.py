@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from console.format import cells_of, coarse_duration, delta_text, duration_text, percent_text, rate_pair, size_text
 from console.widgets.paint import Line, Moment, Piece, choose, fit, width_of
 from console.widgets.run_model import Before, RunDetail
+from console.widgets.stage_view import progress_words
 from console.widgets.strip import SHORT_NAMES
-from remote_agent.protocol.messages import NATIVE_STAGES, StageRecord, StageStatus
+from remote_agent.protocol.messages import NATIVE_STAGES, Progress, StageRecord, StageStatus
 
 NAME_CELLS = 15
 TOOK_CELLS = 10
@@ -30,10 +31,10 @@ class Layout:
     note: int
 
     @classmethod
-    def of(cls, width: int) -> Layout:
+    def of(cls, width: int, *, compares: bool) -> Layout:
         name = NAME_CELLS if width >= 60 else 9
         share = SHARE_CELLS if width >= 90 else 0
-        delta = DELTA_CELLS if width >= 56 else 0
+        delta = DELTA_CELLS if width >= 56 and compares else 0
         left = width - name - TOOK_CELLS - share - delta
         note = max(0, left - 36) if width >= 110 else max(0, left - 22) if width >= 72 else 0
         note = min(note, 64)
@@ -44,7 +45,7 @@ def waterfall_lines(
     run: RunDetail, before: Before | None, elapsed_ns: int | None, width: int, moment: Moment, *, details: bool
 ) -> list[Line]:
     """Return a heading, a line a stage and, once it is over, what no stage accounts for."""
-    layout = Layout.of(width)
+    layout = Layout.of(width, compares=before is not None)
     wall_ns = run.wall_ns if run.wall_ns is not None else elapsed_ns if elapsed_ns is not None else _last_end_ns(run)
     total_ns = max(wall_ns, before.wall_ns if before and not run.is_over else 0, 1)
     lines = [_heading(layout, total_ns, before, moment)]
@@ -122,7 +123,7 @@ def _stage_line(row: _Row, run: RunDetail, layout: Layout, moment: Moment) -> Li
     if layout.delta:
         line.append(_delta(row, layout.delta))
     if layout.note and row.stage is not None:
-        line += [("  ", "text"), *choose(_notes(row.stage), layout.note - 2, glyphs)]
+        line += [("  ", "text"), *choose(_notes(row.stage, run.progress), layout.note - 2, glyphs)]
     return tuple(line)
 
 
@@ -152,7 +153,7 @@ def _bar(row: _Row, status: StageStatus, width: int, moment: Moment) -> Line:
     pieces: list[Piece] = [(" " * offset, "text"), (took[: len(took) - over], role)]
     if over:
         pieces.append((took[len(took) - over :], "bar-running"))
-    pieces.append(("░" * (behind - len(took)), "bar-before"))
+    pieces.append(("▒" * (behind - len(took)), "bar-before"))
     return fit(pieces, width, moment.glyphs)
 
 
@@ -173,10 +174,12 @@ def _delta(row: _Row, width: int) -> Piece:
     return (f"▲ {text}" if row.is_slower else text).rjust(width), "warning" if row.is_slower else "muted"
 
 
-def _notes(stage: StageRecord) -> list[list[Piece]]:
-    """Return what else the stage says, longest first."""
+def _notes(stage: StageRecord, progress: Progress | None = None) -> list[list[Piece]]:
+    """Return what else the stage says, longest first; how far it is while it runs."""
     parts: list[str] = []
-    if stage.bytes:
+    if progress is not None and progress.stage == stage.name and stage.status is StageStatus.RUNNING:
+        parts.append(progress_words(progress))
+    elif stage.bytes:
         moved = size_text(stage.bytes)
         parts.append(
             f"{moved} at {rate_pair(stage.rate_bytes_s, stage.ceiling_bytes_s)}" if stage.rate_bytes_s else moved

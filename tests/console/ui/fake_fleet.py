@@ -60,7 +60,7 @@ class FakeHistory:
         found = self.run(run_uid)
         if found is None:
             return ()
-        records = scenes.stages()
+        records = scenes.stages() if found[0].wall_ns else scenes.stages("context")
         return tuple(
             EventRow(
                 "journal-1",
@@ -88,6 +88,9 @@ class FakeHistory:
             if run.node == node and run.state == "ready" and run.wall_ns and run.started_ns < limit
         )
         return Baseline(len(walls), walls[len(walls) // 2], {}) if walls else None
+
+
+UNFINISHED: dict[str, object] = {"wall_ns": None, "tier_to": None, "output": None, "first_output_ns": None}
 
 
 def run_row(uid: str, node: str, age_s: int, wall_ms: int = 1_130, **changes: object) -> RunRow:
@@ -136,7 +139,19 @@ def history_rows() -> list[tuple[RunRow, tuple[StageRow, ...]]]:
     """A morning's runs: most as usual, one slower, one failed, one cancelled."""
     rows = [
         (run_row("7f3a12cd0001", "gpu-eu-01", 1), stage_rows()),
-        (run_row("7f3a12cd0002", "gpu-eu-02", 1, state="running", wall_ns=None, tier_to=None, output=None), ()),
+        (
+            run_row(
+                "7f3a12cd0002",
+                "gpu-eu-02",
+                1,
+                state="running",
+                wall_ns=None,
+                tier_to=None,
+                output=None,
+                first_output_ns=None,
+            ),
+            (),
+        ),
     ]
     for index in range(24):
         uid = f"aa{index:02d}00000000"

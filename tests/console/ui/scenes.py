@@ -79,7 +79,7 @@ def stages(upto: str = "hold", *, running: bool = False, failed: bool = False) -
             duration_ns=None if status is StageStatus.RUNNING else length * MS,
             attributed_ns=None if running else length * MS,
         )
-        if name == "weights":
+        if name == "weights" and not (last and running):
             record = replace(
                 record,
                 bytes=WEIGHTS_BYTES,
