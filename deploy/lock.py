@@ -18,7 +18,7 @@ from packaging.version import Version
 ROOTS = "glowplug[local,dev]"
 LINUX_ONLY = ("cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-python")
 NOT_PINNED = re.compile(r"pip|triton|cuda-toolkit|nvidia-(?!ml-py$).*")
-"""pip comes with the environment; the rest is pinned by a CUDA build of torch itself, and a CPU build has none of it."""
+"""pip comes with the environment; the rest a CUDA build of torch pins itself, and a CPU build has none of it."""
 
 
 def pins(root: str) -> list[str]:
