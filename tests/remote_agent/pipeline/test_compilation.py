@@ -71,23 +71,23 @@ def test_every_shape_is_run_with_its_decode_steps(tmp_path: Path, calls: list[tu
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("layers", [1, 12])
 def test_a_compiled_decoder_equals_eager_through_its_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_compiler: None, layers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_compiler: None
 ) -> None:
-    """Every layer of a causal model is traced, prefill and decode, also beyond Dynamo's default limit of variants.
+    """Every layer of a causal model is traced, prefill and decode, also beyond Dynamo's own limit of variants.
 
     Without Inductor, whose C++ takes half a minute here; the zygote's tests compile with it.
     """
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     monkeypatch.setattr(
         torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
     )
-    warm = assign_warm(checkpoints.write_llama(tmp_path / "model", num_hidden_layers=layers))
+    warm = assign_warm(checkpoints.write_llama(tmp_path / "model", num_hidden_layers=2))
 
     compiled, measure = run(warm, CompilePolicy("layer"), tmp_path / "cache")
 
     assert compiled == Compiled(True), measure.reason
-    assert int(str(measure.extra["graphs"])) >= layers
+    assert int(str(measure.extra["graphs"])) >= 4
     before = compilation.read_counters()["graphs"]
     run_shapes(warm, (Shape(1, 6),), Sampling(), lambda done, total: None)
     assert compilation.read_counters()["graphs"] == before
