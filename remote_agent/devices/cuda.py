@@ -96,7 +96,7 @@ class CudaDevice:
         self._wake_torch(torch)
         facts["torch_ns"], begun = _lap(begun)
         if self._ring is None:
-            self._ring = PinnedRing(self.runtime, self.ordinal)
+            self._ring = self.make_ring()
         facts["ring_ns"], begun = _lap(begun)
         facts["ring_bytes"] = self._ring.size_bytes
         return facts
@@ -110,6 +110,10 @@ class CudaDevice:
         except (RuntimeError, AssertionError) as error:
             text = f"torch can't use {self.name}: {' '.join(str(error).split())[:300]}"
             raise DeviceError(text, "torch.cuda.init", "torch") from error
+
+    def make_ring(self) -> PinnedRing:
+        """Return new pinned buffers. Raises: DeviceError."""
+        return PinnedRing(self.runtime, self.ordinal)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Return ``size_bytes`` of device memory as one uint8 tensor; not zeroed.

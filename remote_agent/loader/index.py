@@ -53,7 +53,7 @@ def _read_weight_map(path: Path) -> Mapping[str, object]:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
         found = None if content.lstrip()[:1] == b"{" else sniff(content[:SNIFF_BYTES])
-        if found is not None:
+        if found is not None and found[0] != "not_safetensors":
             raise refused(CheckpointProblem(found[0], path.name, None, found[1])) from error
         raise _bad(path, f"is not JSON: {shown(str(error))}") from error
     weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None

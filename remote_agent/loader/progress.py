@@ -31,14 +31,16 @@ class Tally:
         self.stop.set()
 
     def watch(self, threads: Sequence[threading.Thread], progress: Progress) -> None:
-        """Report until every thread has ended; then raise the first failure, if there was one.
+        """Report now, every so often, and at the end; return once every thread has ended.
 
-        A ``progress`` that raises stops the threads; its error comes out once they have ended.
+        A ``progress`` that raises stops the threads. Raises: the first failure, once they have ended.
         """
+        self._report(progress)
         for thread in threads:
             while thread.is_alive():
                 thread.join(INTERVAL_S)
                 self._report(progress)
+        self._report(progress)
         if self.error is not None:
             raise self.error
 

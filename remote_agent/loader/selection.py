@@ -118,7 +118,7 @@ def _of_index(index: Path, listing: _Listing) -> Selection:
     problems = []
     present = []
     odd = {item.file for item in listing.odd}
-    for shard, tensors in shards.items():
+    for shard, tensors in sorted(shards.items()):
         if (shard in listing.names and shard not in odd) or ("/" in shard and os.path.lexists(index.parent / shard)):
             present.append(shard)
             continue

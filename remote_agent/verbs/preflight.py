@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
     """Print what is at PATH; return 0 if it can be loaded, 1 if it is refused, 2 for a usage error."""
     parser = argparse.ArgumentParser(
         prog="python -m remote_agent preflight",
-        description="Check a safetensors checkpoint: headers against files and index. Reads no weights, touches no GPU.",
+        description="Check a safetensors checkpoint: headers against files and index; no weight is read.",
     )
     parser.add_argument("path", help="a directory, a .safetensors file, an index, or a Hugging Face cache directory")
     parser.add_argument("--revision", help="which snapshot of a Hugging Face cache directory (default: main)")

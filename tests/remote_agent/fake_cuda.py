@@ -1,0 +1,260 @@
+"""A CUDA runtime and driver in plain Python that keep the real ones' rules and their laziness.
+
+Copies run only when something waits for them, so a buffer that is filled again too early
+corrupts the data, as it would on a GPU. Every object must be given back; every call may be
+made to fail. Device memory is torch memory of the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from remote_agent.devices.cuda import CudaDevice
+from remote_agent.loader.ring import PinnedRing
+
+ALLOCATION_STREAM = 7
+"""The stream that torch hands memory out on."""
+
+UUID = bytes(range(16))
+UUID_TEXT = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+class Code(enum.IntEnum):
+    success = 0
+    invalid_value = 1
+    not_initialised = 3
+    illegal_access = 700
+    unspecified_failure = 719
+
+
+class FakeStream:
+    def __init__(self) -> None:
+        self.queue: list[Callable[[], None]] = []
+        self.done = 0
+        self.ordered_behind = 0
+        """How many allocations it waited for: their last users are done before its next operation."""
+
+    def run_to(self, position: int) -> None:
+        while self.done < position:
+            self.queue[self.done]()
+            self.done += 1
+
+
+class FakeEvent:
+    def __init__(self) -> None:
+        self.stream: FakeStream | None = None
+        self.allocations = 0
+        self.position = 0
+
+
+class FakeRuntime:
+    """Implements the calls of ``cuda.bindings.runtime`` that the agent uses.
+
+    ``fail_at``: the number of the call that fails, counted from 0, or a name of which every call fails.
+    """
+
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1)
+
+    def __init__(self, fail_at: int | str | None = None) -> None:
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._next = 1000
+        self.fail_at = fail_at
+        self.calls: Counter[str] = Counter()
+        self.failed_call: str | None = None
+        self.pinned: dict[int, Any] = {}
+        self.streams: dict[int, FakeStream] = {}
+        self.events: dict[int, FakeEvent] = {}
+        self.device_memory: list[tuple[int, int]] = []
+        self.copied_bytes = 0
+        self.errors: list[str] = []
+
+    def leaks(self) -> list[str]:
+        """Return what was made and not given back."""
+        left = {"pinned": self.pinned, "streams": self.streams, "events": self.events}
+        return [f"{len(what)} {name}" for name, what in left.items() if what]
+
+    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        implementation = getattr(type(self), f"do_{name}", None)
+        if implementation is None:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            with self._lock:
+                number = self.calls.total()
+                self.calls[name] += 1
+                if self.fail_at in (number, name):
+                    self.failed_call = name
+                    if "Destroy" in name or name == "cudaFreeHost":
+                        implementation(self, *arguments)  # the driver gives it back and reports an older error
+                    return (
+                        (Code.illegal_access, None) if "Create" in name or "Alloc" in name else (Code.illegal_access,)
+                    )
+                return implementation(self, *arguments)
+
+        return call
+
+    def _handle(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _complain(self, text: str) -> tuple[Code]:
+        self.errors.append(text)
+        return (Code.invalid_value,)
+
+    def do_cudaSetDevice(self, ordinal: int) -> tuple[Code]:
+        self._local.device = ordinal
+        return (Code.success,)
+
+    def do_cudaHostAlloc(self, size: int, flags: int) -> tuple[Code, int]:
+        memory = ctypes.create_string_buffer(size)
+        address = ctypes.addressof(memory)
+        self.pinned[address] = memory
+        return Code.success, address
+
+    def do_cudaFreeHost(self, address: int) -> tuple[Code]:
+        return (Code.success,) if self.pinned.pop(address, None) else self._complain("freed twice")
+
+    def do_cudaStreamCreateWithFlags(self, flags: int) -> tuple[Code, int]:
+        handle = self._handle()
+        self.streams[handle] = FakeStream()
+        return Code.success, handle
+
+    def do_cudaStreamDestroy(self, handle: int) -> tuple[Code]:
+        return (Code.success,) if self.streams.pop(handle, None) else self._complain("stream destroyed twice")
+
+    def do_cudaEventCreateWithFlags(self, flags: int) -> tuple[Code, int]:
+        handle = self._handle()
+        self.events[handle] = FakeEvent()
+        return Code.success, handle
+
+    def do_cudaEventDestroy(self, handle: int) -> tuple[Code]:
+        return (Code.success,) if self.events.pop(handle, None) else self._complain("event destroyed twice")
+
+    def do_cudaEventRecord(self, event: int, stream: int) -> tuple[Code]:
+        record = self.events[event]
+        record.stream = self.streams.get(stream)
+        record.allocations = len(self.device_memory) if stream == ALLOCATION_STREAM else 0
+        record.position = len(record.stream.queue) if record.stream else 0
+        return (Code.success,)
+
+    def do_cudaEventSynchronize(self, event: int) -> tuple[Code]:
+        record = self.events[event]
+        if record.stream is not None:
+            record.stream.run_to(record.position)
+        return (Code.success,)
+
+    def do_cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Code]:
+        record = self.streams[stream]
+        record.ordered_behind = max(record.ordered_behind, self.events[event].allocations)
+        return (Code.success,)
+
+    def do_cudaStreamSynchronize(self, stream: int) -> tuple[Code]:
+        self.streams[stream].run_to(len(self.streams[stream].queue))
+        return (Code.success,)
+
+    def do_cudaDeviceSynchronize(self) -> tuple[Code]:
+        for stream in self.streams.values():
+            stream.run_to(len(stream.queue))
+            stream.ordered_behind = len(self.device_memory)
+        return (Code.success,)
+
+    def do_cudaMemGetInfo(self) -> tuple[Code, int, int]:
+        return Code.success, 3 << 30, 8 << 30
+
+    def do_cudaMemcpyAsync(self, target: int, source: int, length: int, kind: int, stream: int) -> tuple[Code]:
+        if getattr(self._local, "device", None) is None:
+            return self._complain("a thread copies without having set its device")
+        if length <= 0:
+            return self._complain("a copy of no bytes")
+        if not any(address <= source and source + length <= address + len(m) for address, m in self.pinned.items()):
+            return self._complain("the source is not pinned")
+        inside = [a <= target and target + length <= a + size for a, size in self.device_memory]
+        if True not in inside:
+            return self._complain("the target is no device memory")
+        if len(inside) - inside[::-1].index(True) > self.streams[stream].ordered_behind:
+            return self._complain("a copy into memory that its last user may still write")
+        self.copied_bytes += length
+        self.streams[stream].queue.append(lambda: ctypes.memmove(target, source, length))
+        return (Code.success,)
+
+
+class FakeDriver:
+    """Implements the calls of ``cuda.bindings.driver`` that the agent uses, for one GPU."""
+
+    def __init__(self, uuid: bytes = UUID, count: int = 1) -> None:
+        self.uuid = uuid
+        self.count = count
+        self.is_initialised = False
+        self.contexts = 0
+
+    def cuInit(self, flags: int) -> tuple[Code]:
+        self.is_initialised = True
+        return (Code.success,)
+
+    def cuDeviceGetCount(self) -> tuple[Code, int]:
+        return (Code.success, self.count) if self.is_initialised else (Code.not_initialised, 0)
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[Code, int]:
+        return Code.success, ordinal
+
+    def cuDeviceGetUuid(self, handle: int) -> tuple[Code, SimpleNamespace]:
+        return Code.success, SimpleNamespace(bytes=self.uuid)
+
+    def cuDeviceGetName(self, length: int, handle: int) -> tuple[Code, bytes]:
+        return Code.success, b"Fake GPU\0\0\0"
+
+    def cuDriverGetVersion(self) -> tuple[Code, int]:
+        return Code.success, 13000
+
+    def cuDevicePrimaryCtxRetain(self, handle: int) -> tuple[Code, int]:
+        self.contexts += 1
+        return Code.success, 99
+
+    def cuDevicePrimaryCtxRelease(self, handle: int) -> tuple[Code]:
+        self.contexts -= 1
+        return (Code.success,)
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[Code]:
+        return (Code.success,)
+
+
+class FakeGpu(CudaDevice):
+    """The real `CudaDevice` over the fake calls, with small buffers; torch's part is done on the CPU."""
+
+    buffer_bytes = 4096
+    lanes = 3
+
+    def __init__(self, runtime: FakeRuntime, driver: FakeDriver | None = None, name: str = "cuda:0") -> None:
+        self.fake_driver = driver or FakeDriver()
+        self.fake_runtime = runtime
+        super().__init__(name, self.fake_driver, runtime)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def _wake_torch(self, torch_module: Any) -> None:
+        """There is no GPU for torch to wake."""
+
+    def make_ring(self) -> PinnedRing:
+        return PinnedRing(self.runtime, self.ordinal, self.lanes, 2, self.buffer_bytes)
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        # 0xEE where nothing is copied; the base is aligned as an allocator on a GPU aligns it
+        room = torch.full((size_bytes + 512,), 0xEE, dtype=torch.uint8)
+        start = -room.data_ptr() % 512
+        memory = room[start : start + size_bytes].clone() if size_bytes == 0 else room[start : start + size_bytes]
+        self.fake_runtime.device_memory.append((memory.data_ptr(), size_bytes))
+        return memory
+
+    def current_stream(self) -> int:
+        return ALLOCATION_STREAM

@@ -1,0 +1,260 @@
+"""Loading onto the CPU: byte-exact by map and by read, and never from a file that changes."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from remote_agent.devices import open_device
+from remote_agent.errors import LoadError
+from remote_agent.loader import mapped
+from remote_agent.loader.checkpoint import Checkpoint, inspect
+from remote_agent.loader.dtypes import DTYPES
+from remote_agent.loader.load import Loaded, load
+from remote_agent.loader.verify import verify
+from remote_agent.loader.views import bytes_of
+from remote_agent.protocol.messages import WeightsPolicy
+from tests.remote_agent.loader.files_by_hand import serialise, tensor, write
+
+
+def load_on_cpu(
+    checkpoint: Checkpoint, progress: Callable[[int, int], None] = lambda done, total: None, **policy: str
+) -> Loaded:
+    return load(checkpoint, open_device("cpu"), WeightsPolicy(**policy), progress=progress)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def refuse_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filesystem that can't map, as the system call answers there."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(mapped.mmap, "mmap", refuse)
+
+
+def every_dtype(offset: int) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+    """Each dtype once behind ``offset`` bytes, with scalars and tensors of no bytes between them."""
+    found = [tensor("head", "U8", [offset])]
+    for seed, dtype in enumerate(DTYPES, 2):
+        found.append(tensor(f"{dtype}.matrix", dtype, [3, 4], seed))
+        found.append(tensor(f"{dtype}.empty", dtype, [2, 0, 5], seed))
+        if DTYPES[dtype].bits >= 8:
+            found.append(tensor(f"{dtype}.scalar", dtype, [], seed))
+    return found
+
+
+@pytest.mark.parametrize("offset", range(9))
+@pytest.mark.parametrize("pad", [0, 8])
+def test_every_dtype_at_every_offset_is_byte_exact(tmp_path: Path, offset: int, pad: int) -> None:
+    """Whatever the dtype and wherever it lies, the tensor's bytes are the file's, and the library agrees."""
+    tensors = every_dtype(offset)
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise(tensors, {"p": "x" * offset}, pad)))
+
+    loaded = load_on_cpu(checkpoint)
+
+    assert loaded.path == "mapped"
+    assert loaded.reason is None
+    for name, dtype, shape, content in tensors:
+        assert bytes(bytes_of(loaded.tensors[name]).tolist()) == content
+        if DTYPES[dtype].packed == 1 and DTYPES[dtype].torch_name:
+            assert tuple(loaded.tensors[name].shape) == tuple(shape)
+            assert loaded.tensors[name].dtype == getattr(torch, str(DTYPES[dtype].torch_name))
+    assert set(loaded.tensors) == {one[0] for one in tensors}
+    result = verify(checkpoint, loaded.tensors)
+    assert result.is_equal
+    assert result.verified == len(tensors)
+    assert any("F6_E2M3" in note for note in result.notes)
+    assert any("F6_E2M3" in note for note in loaded.notes)
+
+
+@pytest.mark.usefixtures("refuse_maps")
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_reading_gives_the_same_where_maps_are_refused(tmp_path: Path, offset: int) -> None:
+    """The read path gives every byte, and its reason names the filesystem and the refusal."""
+    tensors = every_dtype(offset)
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise(tensors)))
+
+    loaded = load_on_cpu(checkpoint)
+
+    assert loaded.path == "read"
+    assert loaded.reason is not None
+    assert "mmap refused on" in loaded.reason
+    assert "errno 19" in loaded.reason
+    assert "unknown" not in loaded.reason
+    for name, _, _, content in tensors:
+        assert bytes(bytes_of(loaded.tensors[name]).tolist()) == content
+
+
+def test_tensors_of_a_map_can_be_written_without_touching_the_file(tmp_path: Path) -> None:
+    """The map is copy on write: what a model does to its weights never reaches the checkpoint."""
+    path = write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1024])]))
+    before = path.read_bytes()
+
+    load_on_cpu(inspect(path)).tensors["a"].zero_()
+
+    assert path.read_bytes() == before
+
+
+def test_figures_stand_beside_their_ceiling(tmp_path: Path) -> None:
+    """Bytes, rate, ceiling and steps are there; progress ends at the whole and only grows."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 20])])))
+    seen: list[tuple[int, int]] = []
+
+    loaded = load_on_cpu(checkpoint, progress=lambda done, total: seen.append((done, total)))
+
+    assert loaded.bytes == 4 << 20
+    assert loaded.rate_bytes_s == pytest.approx(loaded.bytes / loaded.duration_ns * 1e9)
+    assert loaded.ceiling_bytes_s is not None
+    assert loaded.ceiling_bytes_s > 0
+    assert set(loaded.steps) == {"map", "views"}
+    assert seen[-1] == (4 << 20, 4 << 20)
+    assert seen == sorted(seen)
+
+
+def test_a_checkpoint_without_bytes_loads_without_a_rate(tmp_path: Path) -> None:
+    """Empty tensors alone, or none, divide nothing by zero."""
+    for name, tensors in (("empty", [tensor("tag", "F16", [0])]), ("none", [])):
+        loaded = load_on_cpu(inspect(write(tmp_path / f"{name}.safetensors", serialise(tensors))))
+
+        assert (loaded.bytes, loaded.rate_bytes_s, loaded.ceiling_bytes_s) == (0, None, None)
+        assert len(loaded.tensors) == len(tensors)
+
+
+@pytest.mark.parametrize("path", ["staged", "direct"])
+def test_a_path_for_gpus_falls_back_with_a_reason(tmp_path: Path, path: str) -> None:
+    """What was asked for and not done is named."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [4])])))
+
+    loaded = load_on_cpu(checkpoint, path=path, page_cache="bypass")
+
+    assert loaded.path == "mapped"
+    assert f"{path} is for GPUs" in str(loaded.reason)
+    assert "page_cache=bypass is not built" in str(loaded.reason)
+
+
+def open_files() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
+
+
+def failure_of(call: Callable[[], object]) -> LoadError:
+    """Return the error of ``call`` without its traceback, whose frames hold on to everything in them."""
+    try:
+        call()
+    except LoadError as error:
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    raise AssertionError("the load did not fail")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 10)
+
+
+def rewrite(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[::-1])
+
+
+def replace(path: Path) -> None:
+    other = write(path.parent / "other", path.read_bytes())
+    other.replace(path)
+
+
+@pytest.mark.parametrize("change", [cut, rewrite, replace, Path.unlink])
+@pytest.mark.parametrize("maps", [True, False])
+def test_a_file_that_changes_during_the_load_fails_it_by_name(
+    tmp_path: Path, request: pytest.FixtureRequest, change: Callable[[Path], None], maps: bool
+) -> None:
+    """A shard cut, rewritten, replaced or removed while it is loaded is named, and nothing is left open."""
+    if not maps:
+        request.getfixturevalue("refuse_maps")
+    for name in "ab":
+        write(tmp_path / f"{name}.safetensors", serialise([tensor(name, "F32", [1 << 16])]))
+    checkpoint = inspect(tmp_path)
+    victim = tmp_path / "b.safetensors"
+
+    def change_once(done: int, total: int) -> None:
+        if done < total and victim.exists() and victim.stat().st_mtime_ns == checkpoint.shards[1].identity.mtime_ns:
+            change(victim)
+
+    before = open_files()
+    error = failure_of(lambda: load_on_cpu(checkpoint, progress=change_once))
+
+    assert error.code == "changed"
+    assert str(victim) in str(error)
+    assert open_files() <= before
+
+
+def test_a_file_that_changed_before_the_load_fails_it(tmp_path: Path) -> None:
+    """What preflight saw is compared before the first byte is read, by every field."""
+    path = write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [4])]))
+    old = inspect(path)
+    write(path, serialise([tensor("a", "F32", [4], seed=2)]))
+    new = inspect(path)
+
+    with pytest.raises(LoadError, match="changed since it was checked"):
+        load_on_cpu(old)
+    with pytest.raises(LoadError, match="change time"):
+        load(new, open_device("cpu"), WeightsPolicy(), progress=lambda *_: None, identities=old.identities)
+    other = inspect(write(tmp_path / "y.safetensors", serialise([])))
+    with pytest.raises(LoadError, match="not among the files that preflight checked"):
+        load(new, open_device("cpu"), WeightsPolicy(), progress=lambda *_: None, identities=other.identities)
+    loaded = load(new, open_device("cpu"), WeightsPolicy(), progress=lambda *_: None, identities=new.identities)
+    assert loaded.bytes == 16
+
+
+def test_a_page_that_cannot_be_brought_in_is_read_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without MADV_POPULATE_READ still maps; a filesystem that can't populate is read."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 16], 5)])))
+    for number, path in ((errno.EINVAL, "mapped"), (errno.EFAULT, "read")):
+
+        class Map(mmap.mmap):
+            failure = number
+
+            def madvise(self, *arguments: int) -> None:
+                raise OSError(self.failure, os.strerror(self.failure))
+
+        monkeypatch.setattr(mapped.mmap, "mmap", Map)
+        loaded = load_on_cpu(checkpoint)
+
+        assert loaded.path == path
+        assert verify(checkpoint, loaded.tensors).is_equal
+
+
+def test_a_progress_that_raises_ends_the_load(tmp_path: Path) -> None:
+    """A caller who gives up gets its own error back, and no thread of the load lives on."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [4])])))
+
+    def give_up(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_on_cpu(checkpoint, progress=give_up)
+    assert threading.active_count() == 1
+
+
+def test_verification_finds_one_wrong_byte(tmp_path: Path) -> None:
+    """A single differing byte, a missing tensor and a wrong dtype are each named."""
+    tensors = [tensor(name, "F32", [64]) for name in ("good", "bad", "gone", "other")]
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise(tensors)))
+    loaded = dict(load_on_cpu(checkpoint).tensors)
+    loaded["bad"].view(torch.uint8)[77] ^= 1
+    loaded["other"] = loaded["other"].view(torch.int32)
+    del loaded["gone"]
+
+    result = verify(checkpoint, loaded)
+
+    assert result.verified == 1
+    assert sorted(result.mismatches) == [
+        "bad: 1 of 256 bytes differ, the first at 77",
+        "gone: was not loaded",
+        "other: is torch.int32 [64], expected torch.float32 [64]",
+    ]
