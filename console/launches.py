@@ -99,8 +99,9 @@ class Launches:
         except GlowplugError as error:
             log.info("%s: run %s was not started: %s", session.node.name, launch.run_uid, error)
             code = error.code if isinstance(error, RequestRefused) else "unreachable"
-            if not launch.is_sent or not isinstance(error, LinkError):
-                session.apply(RunDropped(launch.run_uid, time.time_ns(), Failure(code, str(error))))
+            doubt = "; whether it was started is not known" if launch.is_sent and isinstance(error, LinkError) else ""
+            failure = Failure(code, f"{error}{doubt}")
+            session.apply(RunDropped(launch.run_uid, time.time_ns(), failure))
             if not launch.noticed.done():
                 launch.noticed.set_exception(error)
         finally:
@@ -120,8 +121,10 @@ class Launches:
             except LinkError as error:
                 log.info("%s: run.start was not answered, asking again: %s", session.node.name, error)
                 await _until_lost_or_later(session)
-                continue
-            session.found(answer.run)
+                if not _is_accepted(session.state, launch.run_uid):
+                    continue
+            else:
+                session.found(answer.run)
             if not launch.noticed.done():
                 launch.noticed.set_result(None)
             return
@@ -137,6 +140,12 @@ class Launches:
             except TimeoutError:
                 log.info("%s: out of reach, its place goes to another", session.node.name)
                 return
+
+
+def _is_accepted(state: NodeState, run_uid: str) -> bool:
+    """Whether an event has told what the answer should have."""
+    run = state.runs.get(run_uid)
+    return run is not None and run.is_accepted
 
 
 def _over_or_lost(state: NodeState, run_uid: str) -> str | None:

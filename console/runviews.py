@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeGuard
 
 from console.state import RunView, StageBaseline
 from remote_agent.protocol.messages import (
@@ -26,7 +27,7 @@ STAGES_KEPT = 64
 
 def advance(run: RunView | None, run_uid: str, data: RunAccepted, event: Event) -> RunView:
     """Return the view of a run that its host has accepted; what is known beyond that stays."""
-    if run is not None and run.state.is_terminal:
+    if _is_final(run):
         return run
     fresh = RunView(
         run_uid=run_uid,
@@ -47,9 +48,10 @@ def advance(run: RunView | None, run_uid: str, data: RunAccepted, event: Event) 
 
 def from_record(run: RunView | None, record: RunRecord, hello: HelloResult | None) -> RunView:
     """Return the view that ``record`` gives, never a step back from ``run``."""
-    if run is not None and run.state.is_terminal:
+    if _is_final(run):
         return run
-    accepted_mono_ns = run.accepted_mono_ns if run is not None else None
+    known = run is not None and run.is_accepted
+    accepted_mono_ns = run.accepted_mono_ns if run is not None and known else None
     if accepted_mono_ns is None and hello is not None:
         accepted_mono_ns = hello.t_mono_ns - (hello.t_wall_ns - record.accepted_wall_ns)
     view = RunView(
@@ -117,6 +119,11 @@ def with_baseline(run: RunView, baselines: Mapping[tuple[str, Tier], StageBaseli
         return run
     baseline = baselines.get((run.recipe_hash, run.tier_from))
     return run if baseline is run.baseline else replace(run, baseline=baseline)
+
+
+def _is_final(run: RunView | None) -> TypeGuard[RunView]:
+    """Whether the host itself has said how the run ended; a run given up here may have begun there all the same."""
+    return run is not None and run.state.is_terminal and run.is_accepted
 
 
 def _merged(run: RunView, view: RunView) -> RunView:

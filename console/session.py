@@ -279,10 +279,12 @@ class Session:
 
     async def close(self) -> None:
         """End the link and all that was spawned."""
-        for task in tuple(self._tasks):
+        tasks = tuple(self._tasks)
+        for task in tasks:
             task.cancel()
         if self.link is not None:
             await self.link.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- within -------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from console.cli.common import Context
+from console.cli.common import Context, ended_by_signals
 from console.fleet import Fleet
 
 
@@ -10,7 +10,8 @@ def open_console(context: Context, *, read_only: bool, ascii: bool, theme: str |
     """Show the fleet until the operator leaves; return the exit code. Raises: ConfigError."""
     config = context.load_config()
     context.start_log()
-    return show(context, context.fleet(config), config.path.stem, read_only=read_only, ascii=ascii, theme=theme)
+    with ended_by_signals():
+        return show(context, context.fleet(config), config.path.stem, read_only=read_only, ascii=ascii, theme=theme)
 
 
 def show(

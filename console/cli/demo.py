@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from console import report
-from console.cli.common import Context, emit, json_option, run_async, say
+from console.cli.common import Context, emit, ended_by_signals, json_option, run_async, say
 from console.cli.follow import Following
 from console.demo import RECIPE, DemoSettings, EmbeddedFleet
-from console.errors import Interrupted
 
 
 @click.command("demo")
@@ -51,7 +47,7 @@ def command(
         raise click.UsageError("--json goes with --headless")
     argv = (python,) if python else (sys.executable,)
     settings = DemoSettings(nodes, model.absolute() if model else None, directory, device, argv)
-    with _ended_by_signals(), EmbeddedFleet(settings) as demo:
+    with ended_by_signals(), EmbeddedFleet(settings) as demo:
         own = Context(demo.locations, context.environ)
         own.start_log()
         if headless:
@@ -83,18 +79,3 @@ def _warm_all(context: Context, demo: EmbeddedFleet, as_json: bool) -> int:
             if outcome.run is not None:
                 click.echo(report.one_line(report.of_view(outcome.node, outcome.run)))
     return following.exit_code
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an orderly end; while the screen or the loop runs, theirs count."""
-
-    def end(number: int, frame: object) -> None:
-        raise Interrupted("ended by a signal; the embedded fleet is ended")
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

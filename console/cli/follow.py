@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ class Following:
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     _told: set[tuple[str, str]] = field(default_factory=set)
+    _fleet: Fleet | None = None
 
     @property
     def exit_code(self) -> int:
@@ -52,6 +54,7 @@ class Following:
 
     async def warm(self, fleet: Fleet, nodes: Sequence[str], recipe: Recipe, *, wait: bool) -> None:
         """Warm every node and wait until each run is over, or with ``wait`` False accepted."""
+        self._fleet = fleet
         self.outcomes = {name: Outcome(name) for name in nodes}
         telling = asyncio.ensure_future(self._tell(fleet))
         try:
@@ -63,7 +66,8 @@ class Following:
     async def _one(self, fleet: Fleet, node: str, recipe: Recipe, wait: bool) -> None:
         outcome = self.outcomes[node]
         try:
-            outcome.run_uid = await fleet.warm(node, recipe.name, recipe=recipe)
+            outcome.run_uid = uuid.uuid4().hex
+            await fleet.warm(node, recipe.name, run_uid=outcome.run_uid, recipe=recipe)
             outcome.run = await (fleet.wait if wait else fleet.accepted)(node, outcome.run_uid)
         except GlowplugError as error:
             outcome.error = error
@@ -94,6 +98,15 @@ class Following:
         if (node, key) not in self._told:
             self._told.add((node, key))
             say(f"{node:<14} {text}")
+
+    @property
+    def going(self) -> list[Outcome]:
+        """The runs that their hosts have accepted and that were not over when last heard of."""
+        fleet = self._fleet
+        if fleet is None:
+            return []
+        views = [(one, fleet.state(one.node).runs.get(one.run_uid or "")) for one in self.outcomes.values()]
+        return [one for one, run in views if run is not None and run.is_accepted and not run.state.is_terminal]
 
     def documents(self) -> list[dict[str, object]]:
         """Return a document a run, in the nodes' order."""

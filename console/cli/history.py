@@ -12,7 +12,7 @@ import click
 import db.errors
 from console import report
 from console.clean import clean
-from console.cli.common import Context, emit, json_option
+from console.cli.common import Context, emit, json_option, say
 from console.errors import HistoryError
 from db.export import write_runs_csv
 from db.queries import History, RunWithStages
@@ -65,6 +65,8 @@ def command(
     elif as_csv:
         write_runs_csv((run for run, _ in entries), sys.stdout, clean)
     else:
+        if not entries:
+            say("no run fits")
         for run, stages in entries:
             click.echo(report.history_line(report.of_rows(run, stages)))
     return 0

@@ -78,9 +78,9 @@ async def _warm(
 
 def _explain(following: Following) -> str:
     """Say what goes on without us, and how to end it."""
-    going = [one for one in following.outcomes.values() if one.run_uid is not None and one.run is None]
+    going = following.going
     if not going:
-        return "interrupted"
+        return "interrupted; nothing was left running"
     lines = ["interrupted; what its host has accepted goes on, what waited here is not started. To end it:"]
     lines += [f"  glowplug cancel {one.node} --run {short_uid(one.run_uid or '')}" for one in going]
     return "\n".join(lines)

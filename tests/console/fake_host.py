@@ -57,6 +57,7 @@ class FakeHost:
         self.is_reachable = True
         self.is_refusing = False
         self.loses_answers = 0
+        self.sends_events_first = False
 
     def emit(self, data: object, run_uid: str | None) -> None:
         """Journal an event, then send it to whoever is connected."""
@@ -166,11 +167,15 @@ class FakeLink:
         if not self.is_connected:
             raise NodeUnreachable(f"{self.node.name}: connection lost")
         crossed = decode(METHODS[method].params, json.loads(json.dumps(encode(params))))
+        is_lost = method == "run.start" and self.host.loses_answers > 0
+        if is_lost and not self.host.sends_events_first:
+            self.lose("lost before the answer")
         result = self.host.answer(method, crossed)
         await asyncio.sleep(0)
-        if method == "run.start" and self.host.loses_answers:
+        if is_lost:
             self.host.loses_answers -= 1
-            self.lose("lost before the answer")
+            if self.is_connected:
+                self.lose("lost before the answer")
             raise LinkLost(f"{self.node.name}: lost before the answer")
         return decode(METHODS[method].result, json.loads(json.dumps(encode(result))))
 

@@ -18,7 +18,7 @@ from console.session import Session
 from console.state import RunView
 from db.database import open_history
 from db.queries import History
-from remote_agent.protocol.messages import ModelSource, Recipe, RunState, Tier
+from remote_agent.protocol.messages import Failure, ModelSource, Recipe, RunState, Tier
 from tests.console.fake_host import FakeHost, FakeLink, eventually
 from tests.console.happenings import ACTOR
 
@@ -377,3 +377,29 @@ async def test_places_are_given_in_order_and_not_lost_by_who_gives_up() -> None:
 
     assert order == ["b", "c"]
     assert not places.is_full
+
+
+async def test_a_run_given_up_here_that_began_there_all_the_same_is_shown(fleet: Fleet, world: World) -> None:
+    """When the answer was lost for good the run counts as not started, until its node says otherwise."""
+    world.hosts["n1"].loses_answers = 1
+    warming = asyncio.ensure_future(fleet.warm("n1", "llama", run_uid="run-00000009"))
+    await eventually(lambda: not world.links["n1"].is_connected)
+    world.links["n1"].lose("the host key has changed", final=True)
+    with pytest.raises(NodeUnreachable):
+        await warming
+    assert "not known" in (view(fleet, "n1", "run-00000009").failure or Failure("", "")).detail
+
+    world.links["n1"].connect()
+
+    run = view(fleet, "n1", "run-00000009")
+    assert (run.state, run.is_accepted, run.failure) == (RunState.QUEUED, True, None)
+
+
+async def test_an_event_may_tell_what_a_lost_answer_did_not(fleet: Fleet, world: World) -> None:
+    """A run whose acceptance was heard has begun, and warm does not ask again."""
+    world.hosts["n1"].loses_answers, world.hosts["n1"].sends_events_first = 1, True
+
+    uid = await fleet.warm("n1", "llama")
+
+    assert view(fleet, "n1", uid).is_accepted
+    assert world.hosts["n1"].asked.count("run.start") == 1
