@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import os
+import pty
 import secrets
 import subprocess
 import sys
@@ -16,12 +18,15 @@ from pathlib import Path
 import pytest
 
 from console.cli import run
+from console.cli.follow import Following
 from console.cli.main import VERBS
 from console.demo_teardown import MARK, end_nodes, marked_processes
 from db.database import open_history
 from db.records import EventRow, Record, RunRow, StageRow
 from db.writer import Writer
-from remote_agent.protocol.messages import NATIVE_STAGES
+from remote_agent.protocol.messages import NATIVE_STAGES, RunState
+from tests.console.fake_host import eventually
+from tests.console.test_fleet import RECIPES, World
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -173,6 +178,58 @@ def test_there_is_nothing_to_cancel_or_release_where_nothing_is(capsys: pytest.C
         "glowplug: nothing runs on here",
         "glowplug: nothing is warm on here",
     ]
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 4), (b"\n", 4), (b"y\n", 1)])
+def test_on_a_terminal_a_pattern_is_asked_about(answer: bytes, code: int) -> None:
+    """What a pattern chose is named and must be confirmed; anything but yes changes nothing, exit code 4."""
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "console", "warm", "missing", "her*", "--json"],
+            stdin=theirs,
+            stderr=theirs,
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+            timeout=60,
+            check=False,
+        )
+        said = os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+    assert done.returncode == code
+    assert "on 1 node: here" in said
+    assert "Warm 1 node? [y/N]" in said
+    assert bool(done.stdout) is (code == 1)
+
+
+async def test_progress_is_told_once_and_what_waits_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With one place the second node waits and is seen waiting; a failed run decides over a node out of reach."""
+    world = World(tmp_path)
+    world.hosts["n3"].is_reachable = False
+    following = Following()
+    async with world.fleet(parallel=1) as fleet:
+        warming = asyncio.ensure_future(following.warm(fleet, ["n1", "n2", "n3"], RECIPES["llama"], wait=True))
+        await eventually(lambda: world.hosts["n1"].runs and following.outcomes["n3"].error)
+        said: list[str] = []
+        await eventually(lambda: said.append(capsys.readouterr().err) or "waits for a place" in "".join(said))
+        (first,) = world.hosts["n1"].runs
+        assert [one.node for one in following.going] == ["n1"]
+        world.hosts["n1"].finish(first, RunState.FAILED)
+        await eventually(lambda: world.hosts["n2"].runs)
+        (second,) = world.hosts["n2"].runs
+        world.hosts["n2"].finish(second)
+        await warming
+
+    told = ("".join(said) + capsys.readouterr().err).splitlines()
+    assert [line.split()[0] for line in told if "weights done" in line] == ["n1", "n2"]
+    assert len([line for line in told if "waits for a place" in line]) == 1
+    assert (following.exit_code, following.going) == (1, [])
+    assert [run["status"] for run in following.documents()] == ["failed", "ready"]
+    assert [error["node"] for error in following.errors()] == ["n3"]
 
 
 # --- what is wrong is one line -----------------------------------------------------
