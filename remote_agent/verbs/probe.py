@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -69,11 +70,14 @@ def probe_host(patience_s: float = PATIENCE_S) -> Probe:
 
 
 def _hung(patience_s: float) -> Finding:
-    return Finding("nvml_hung", "error", f"the driver did not answer within {patience_s:g} s and was left alone")
+    return Finding("nvml_hung", "error", f"the driver did not answer within {patience_s:g} s: it may hang")
 
 
 def _ask_sampler(patience_s: float) -> SamplerReport | None:
-    """Fork a sampler and return its first report; None if it says nothing in time, in which case it is left behind."""
+    """Fork a sampler and return its first report; None if it says nothing in time.
+
+    Such a one is killed and not waited for: the driver may hold it for ever.
+    """
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -83,15 +87,21 @@ def _ask_sampler(patience_s: float) -> SamplerReport | None:
     try:
         report = _first_report(ours, time.monotonic() + patience_s)
     finally:
-        ours.close()  # which ends the sampler, unless the driver holds it
-    if report is not None:
-        os.waitpid(pid, 0)
+        ours.close()
+    if report is None:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, os.WNOHANG if report is None else 0)
     return report
 
 
 def _sample_and_end(sock: socket.socket) -> None:
+    """Be the sampler, with no hold on the caller's terminal or pipes."""
     code = 1
     try:
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nowhere, standard)
         from remote_agent.sampler import Sampler, import_nvml, serve
 
         code = serve(sock, Sampler(import_nvml()))
