@@ -48,31 +48,30 @@ class Client:
         except OSError as error:
             raise ConnectionLostError("the agent closed the connection") from error
         while True:
-            for message in self._receive():
-                if isinstance(message, Notification):
-                    self._kept.append(message)
-                elif isinstance(message, ErrorReply) and message.id == ident:
-                    raise RefusedError(message.code or f"error {message.error}", message.text)
-                elif isinstance(message, Reply) and message.id == ident:
-                    return cast(T, message.result)
+            for answer in self._receive():
+                if isinstance(answer, ErrorReply) and answer.id == ident:
+                    raise RefusedError(answer.code or f"error {answer.error}", answer.text)
+                if isinstance(answer, Reply) and answer.id == ident:
+                    return cast(T, answer.result)
 
     def notifications(self) -> Iterator[Notification]:
         """Yield what the agent tells, waiting for more. Raises: ConnectionLostError when it has gone."""
         while True:
             while self._kept:
                 yield self._kept.popleft()
-            for message in self._receive():
-                if isinstance(message, Notification):
-                    self._kept.append(message)
+            self._receive()
 
     def _receive(self) -> list[Incoming]:
+        """Wait for more, keep what is a notification and return what is not."""
         try:
             data = self._link.recv(READ_BYTES)
             if not data:
                 raise ConnectionLostError("the agent closed the connection")
-            return self._peer.feed(data)
+            messages = self._peer.feed(data)
         except (OSError, ProtocolError) as error:
             raise ConnectionLostError(f"the connection to the agent broke: {error}") from error
+        self._kept.extend(message for message in messages if isinstance(message, Notification))
+        return [message for message in messages if not isinstance(message, Notification)]
 
 
 def open_client(state: StateDir, name: str, start: Callable[[StateDir], socket.socket] = connect_or_start) -> Client:

@@ -206,7 +206,13 @@ def main(argv: list[str]) -> int:
     return launch(state, Options(devices_folder=arguments.devices_folder), foreground=arguments.foreground)
 
 
-def launch(state: StateDir, options: Options, commands: Commands | None = None, foreground: bool = False) -> int:
+def launch(
+    state: StateDir,
+    options: Options,
+    commands: Commands | None = None,
+    reaper: Reaper | None = None,
+    foreground: bool = False,
+) -> int:
     """Take the lock, detach unless ``foreground``, and be the agent. Returns the exit code."""
     lock = take_lock(state)
     if lock is None:
@@ -228,7 +234,7 @@ def launch(state: StateDir, options: Options, commands: Commands | None = None, 
             os.close(ready)
 
     try:
-        asyncio.run(run_agent(state, log_descriptor, options, commands, on_ready=say_ready))
+        asyncio.run(run_agent(state, log_descriptor, options, commands, reaper, say_ready))
     except Exception:
         log.exception("the agent ends")
         return 1

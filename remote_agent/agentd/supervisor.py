@@ -241,6 +241,9 @@ class Supervisor:
             raise RefusedError("unsupported", f"target_tier {recipe.target_tier} is not supported yet: use standby")
         if recipe.model.adapter != "native":
             raise RefusedError("unsupported", f"adapter {recipe.model.adapter} is not supported yet: use native")
+        for name, value in recipe.environment.items():
+            if "\0" in value:
+                raise RefusedError("bad_environment", f"environment.{name}: a value can't hold a NUL")
         if len(self._runs) >= MAX_UNFINISHED:
             raise RefusedError("too_many_runs", f"{MAX_UNFINISHED} runs are unfinished on this node")
         size_bytes = len(json.dumps(encode(params)))

@@ -1,0 +1,247 @@
+"""An agent's children as tests want them: real processes that speak the internal messages, without torch.
+
+Run as ``stub_children.py VERB --fd N``. A worker and a preflight do what the
+recipe's environment says (``STUB``, words apart by blanks); a zygote and a
+sampler what the files of that name in ``$STUB_FOLDER`` say, when they look.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from remote_agent.protocol.framing import FrameReader
+from remote_agent.protocol.internal import (
+    InternalMessage,
+    PreflightReport,
+    SamplerReport,
+    ShardIdentity,
+    WorkerFailed,
+    WorkerFinding,
+    WorkerGo,
+    WorkerJob,
+    WorkerProgress,
+    WorkerReady,
+    WorkerRelease,
+    WorkerStage,
+    ZygoteFork,
+    ZygoteForked,
+    ZygoteReady,
+    ZygoteRefused,
+    dump,
+    parse,
+)
+from remote_agent.protocol.messages import Failure, Finding, Gpu, GpuProcess, StageStatus, Tier
+
+UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb")
+STAGES = ("context", "weights", "assign", "compile", "first_request", "hold")
+
+
+def folder() -> Path:
+    return Path(os.environ["STUB_FOLDER"])
+
+
+def told(name: str) -> str:
+    """Return what the file ``name`` says now."""
+    path = folder() / name
+    return path.read_text() if path.exists() else ""
+
+
+class Line:
+    """A blocking end of the socket to the agent; the process ends when the agent closes its own."""
+
+    def __init__(self, fd: int) -> None:
+        self.socket = socket.socket(fileno=fd)
+        self._reader, self._frames = FrameReader(), list[bytes]()
+
+    def send(self, message: InternalMessage) -> None:
+        self.socket.sendall(dump(message))
+
+    def receive(self) -> InternalMessage:
+        while not self._frames:
+            data = self.socket.recv(65536)
+            if not data:
+                os._exit(0)
+            self._frames += self._reader.feed(data)
+        return parse(self._frames.pop(0))
+
+    def wait_for_end(self) -> None:
+        while self.socket.recv(65536):
+            pass
+        os._exit(0)
+
+
+def preflight(line: Line) -> None:
+    job = line.receive()
+    assert isinstance(job, WorkerJob)
+    words = job.recipe.environment.get("STUB", "").split()
+    if "preflight:die" in words:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if "preflight:hang" in words:
+        line.wait_for_end()
+    if "preflight:refuse" in words or told("preflight") == "refuse":
+        failure = Failure("checkpoint_refused", "model.safetensors: tensor w ends 4 bytes past the file", "preflight")
+        line.send(PreflightReport(False, (), 0, 0, None, failure))
+        return
+    found = Path(job.recipe.model.path).stat()
+    shard = ShardIdentity(
+        job.recipe.model.path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    )
+    size = next((int(word.split(":")[1]) for word in words if word.startswith("bytes:")), found.st_size)
+    cached = size if "cached" in words else 0
+    line.send(PreflightReport(True, (shard,), size, 7, cached, None, {"headers": 1}))
+
+
+def worker(line: Line) -> None:
+    jobs = 0
+    while True:
+        message = line.receive()
+        if isinstance(message, WorkerRelease):
+            if (folder() / "keep-on-release").exists():
+                signal.pause()
+            os._exit(0)
+        if isinstance(message, WorkerJob):
+            jobs += 1
+            serve(line, message, is_reused=jobs > 1)
+
+
+def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
+    words = job.recipe.environment.get("STUB", "").split()
+    if "deaf" in words:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "chatty" in words:
+        print("first line\n\x1b[31mlast\x07 line", file=sys.stderr, flush=True)
+    stage(line, "init", words, job, is_reused, job.init_mono_ns)
+    go = line.receive()
+    if isinstance(go, WorkerRelease):
+        os._exit(0)
+    assert isinstance(go, WorkerGo)
+    for name in STAGES:
+        stage(line, name, words, job, is_reused and name not in ("first_request", "hold"), time.monotonic_ns())
+    line.send(WorkerReady(time.monotonic_ns(), "42", Tier.STANDBY, 1000))
+
+
+def stage(line: Line, name: str, words: list[str], job: WorkerJob, is_reused: bool, start_ns: int) -> None:
+    if is_reused:
+        line.send(WorkerStage(name, StageStatus.REUSED, start_ns, time.monotonic_ns(), reason="the standby has it"))
+        return
+    line.send(WorkerStage(name, StageStatus.RUNNING, start_ns))
+    for word in words:
+        act, _, where = word.partition(":")
+        where, _, which = where.partition("@")
+        if where == name and which in ("", job.device):
+            misbehave(line, act, name)
+    if name == "weights":
+        line.send(WorkerProgress(name, 500, 1000, rate_bytes_s=10.0))
+        line.send(WorkerFinding(Finding("stub", "info", "half way")))
+    size = 1000 if name == "weights" else None
+    line.send(
+        WorkerStage(
+            name, StageStatus.DONE, start_ns, time.monotonic_ns(), size, None, None, None, None, {"pid": os.getpid()}
+        )
+    )
+
+
+def misbehave(line: Line, act: str, name: str) -> None:
+    if act == "hang":
+        line.wait_for_end()
+    elif act == "sigkill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif act == "sigsegv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif act == "exit":
+        os._exit(3)
+    elif act == "fail":
+        line.send(WorkerFailed(Failure("stage_failed", f"RuntimeError: {name} went wrong", name)))
+        line.wait_for_end()
+    elif act == "garbage":
+        line.socket.sendall(b"this is no message\n")
+        line.wait_for_end()
+    elif act == "nonsense":
+        line.send(WorkerStage("queue", StageStatus.DONE, 0, 1))
+        line.wait_for_end()
+    elif act == "wait":
+        while not (folder() / "go-on").exists():
+            time.sleep(0.01)
+    elif act == "gate":
+        while (folder() / "gate").exists():
+            time.sleep(0.01)
+
+
+def zygote(line: Line) -> None:
+    if "die" in told("zygote"):
+        print("ModuleNotFoundError: No module named 'torch'", file=sys.stderr, flush=True)
+        sys.exit(1)
+    while "slow" in told("zygote"):
+        time.sleep(0.01)
+    packages = folder() / "packages"
+    line.send(ZygoteReady(os.getpid(), sys.executable, {"python": "3"}, 1, 1, (str(packages),)))
+    reader = FrameReader()
+    held: list[int] = []
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(line.socket, 65536, 8, socket.MSG_CMSG_CLOEXEC)
+        held += descriptors
+        if not data:
+            os._exit(0)
+        for frame in reader.feed(data):
+            request = parse(frame)
+            assert isinstance(request, ZygoteFork)
+            given, held = held[:2], held[2:]
+            line.send(answer_fork(line, given, request))
+            for descriptor in given:
+                os.close(descriptor)
+
+
+def answer_fork(line: Line, given: list[int], request: ZygoteFork) -> InternalMessage:
+    if "refuse" in told("zygote"):
+        return ZygoteRefused("9 threads where imports leave 1")
+    if "mute" in told("zygote"):
+        line.wait_for_end()
+    reading, writing = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            line.socket.close()
+            os.close(writing)
+            os.dup2(given[1], 1)
+            os.dup2(given[1], 2)
+            os.environ.update(request.environment)
+            worker(Line(given[0]))
+        os.write(writing, str(pid).encode())
+        os._exit(0)
+    os.close(writing)
+    pid = int(os.read(reading, 32))
+    os.close(reading)
+    os.waitpid(middle, 0)
+    return ZygoteForked(pid)
+
+
+def sampler(line: Line) -> None:
+    while True:
+        order = told("sampler") or "absent"
+        if order == "absent":
+            line.send(SamplerReport("absent", time.monotonic_ns()))
+            return
+        if order == "die":
+            sys.exit(5)
+        if order != "silent":
+            used = int(order.split()[1]) if " " in order else 10**9
+            processes = (GpuProcess(4242, used, "trainer"),)
+            gpus = [
+                Gpu(uuid, index, "Stub GPU", index, 8 * 10**9, used, processes=processes)
+                for index, uuid in enumerate(UUIDS)
+            ]
+            findings = (Finding("stub_ecc", "warning", "a GPU has seen better days"),)
+            line.send(SamplerReport("ok", time.monotonic_ns(), "580.1", "13.0", tuple(gpus), findings))
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    verbs = {"preflight-child": preflight, "worker": worker, "zygote": zygote, "sampler": sampler}
+    verbs[sys.argv[1]](Line(int(sys.argv[3])))
