@@ -58,10 +58,15 @@ def _measure_file(header: Header) -> Residency:
         if status.st_uid != os.geteuid() and not os.access(header.path, os.W_OK):
             return _probe(descriptor, header, "mincore is not told about files of others")
         try:
-            return Residency(_mincore(descriptor, header))
+            cached = _mincore(descriptor, header)
         except OSError as error:
             reason = f"mmap refused on {filesystem_of(header.path)}: {describe(error)}"
             return _probe(descriptor, header, reason)
+        if cached:
+            return Residency(cached)
+        # In some control groups mincore knows of no page of a file that is cached whole.
+        probed = _probe(descriptor, header, "mincore says that nothing is cached, and reads found pages at once")
+        return probed if probed.cached_bytes else Residency(0)
     finally:
         os.close(descriptor)
 

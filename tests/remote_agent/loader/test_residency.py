@@ -77,6 +77,16 @@ def test_pages_are_probed_where_maps_are_refused(path: Path, monkeypatch: pytest
         assert dropped.cached_bytes < SIZE
 
 
+def test_a_mincore_that_knows_nothing_is_not_believed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some control groups show no page of a file that is cached: where reads find pages at once, they count."""
+    monkeypatch.setattr(residency, "_mincore", lambda *arguments: 0)
+
+    found = measure_residency([read_header(path)])
+
+    assert (found.cached_bytes, found.how) == (SIZE, "probes")
+    assert "mincore says that nothing is cached" in str(found.reason)
+
+
 def test_what_cannot_be_told_is_unknown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither map nor probe is possible the answer is None with both reasons, never 0."""
 
