@@ -75,6 +75,21 @@ def peer_uid(link: socket.socket) -> int:
     return uid
 
 
+def tell_keeper(state: StateDir, word: str) -> str | None:
+    """Return a keeper's answer to one word, or None where none runs. Raises: StateDirError"""
+    directory = state.open_run()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(PATIENCE_S)
+            link.connect(socket_address(directory, KEEPER_SOCKET_NAME))
+            link.sendall(word.encode("ascii") + b"\n")
+            return link.recv(256).decode("ascii", "replace").strip()
+    except (TimeoutError, FileNotFoundError, ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
+        return None
+    finally:
+        os.close(directory)
+
+
 class Keeper:
     """The open descriptors and the four words."""
 

@@ -85,10 +85,10 @@ class EventLog:
         elif was_failing:
             log.warning("the journal can be written again")
         if events:
+            self.on_durable()
             self.trim()
             if self.ledger.seq - self._checkpoint_seq >= CHECKPOINT_EVENTS:
                 self._save_checkpoint()
-            self.on_durable()
 
     def ack(self, subscriber: str, seq: int) -> None:
         """Note what a subscriber has stored. Raises: RefusedError for a seq that does not exist yet."""

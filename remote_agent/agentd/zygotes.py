@@ -36,6 +36,8 @@ IMPORT_TIME_PREFIXES = (
 """Variables that are read while packages are imported: a zygote with other values is another zygote."""
 
 MAX_ZYGOTES = 4
+SETTLE_S = 1.0
+"""How long a process may live on after it closed its socket."""
 
 
 class ZygoteError(AgentError):
@@ -89,7 +91,7 @@ class Zygote:
         self._fail(reason)
         self._channel.close()
         self.child.signal(signal.SIGTERM)
-        asyncio.get_running_loop().call_later(2.0, self.child.signal, signal.SIGKILL)
+        asyncio.get_running_loop().call_later(2 * SETTLE_S, self.child.signal, signal.SIGKILL)
 
     def has_changed(self) -> bool:
         """Return whether the packages it imported are others by now."""
@@ -139,7 +141,9 @@ class Zygote:
     def _closed(self, reason: str | None) -> None:
         if reason:
             self._fail(f"the zygote broke the protocol: {reason}")
-        self.child.signal(signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        loop.call_later(SETTLE_S, self.child.signal, signal.SIGTERM)
+        loop.call_later(2 * SETTLE_S, self.child.signal, signal.SIGKILL)
 
     def _ended(self) -> None:
         self._channel.drain()

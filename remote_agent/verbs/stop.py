@@ -9,6 +9,7 @@ from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import Client
 from remote_agent.errors import ConnectionLostError, LaunchError
+from remote_agent.keeper import tell_keeper
 from remote_agent.protocol.messages import Empty, ShutdownParams
 from remote_agent.verbs._common import guarded, make_parser, print_json, state_of
 
@@ -37,6 +38,8 @@ def _stop(arguments: argparse.Namespace) -> int:
             except ConnectionLostError:
                 pass  # it ended before its answer was read
         _wait_gone(state)
+    elif arguments.keeper and state.run.exists():
+        tell_keeper(state, "stop")
     if arguments.json:
         print_json({"was_running": was_running})
     else:

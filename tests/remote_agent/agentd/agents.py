@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import Client
+from remote_agent.keeper import tell_keeper
 from remote_agent.protocol.messages import (
     Actor,
     Empty,
@@ -80,6 +80,11 @@ class Agent:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.state, self.orders = StateDir(folder / "state"), folder / "orders"
         self.orders.mkdir()
+        for name, text in options.pop("orders", {}).items():
+            self.order(name, text)
+        (self.orders / "dev").mkdir()
+        for device in options.pop("devices", ()):
+            (self.orders / "dev" / device).touch()
         self.model = folder / "model.safetensors"
         self.model.write_bytes(b"weights")
         self.options = options
@@ -114,6 +119,8 @@ class Agent:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(DEADLINE_S)
+        if self.state.run.exists():
+            tell_keeper(self.state, "stop")
 
     def order(self, name: str, text: str | None) -> None:
         """Tell a stub what to do from now on; None takes it back."""
@@ -219,7 +226,3 @@ def parts_sum_to_wall(run: RunRecord) -> bool:
     assert run.wall_ns is not None
     assert run.unattributed_ns is not None
     return sum(stage.attributed_ns or 0 for stage in run.stages) + run.unattributed_ns == run.wall_ns
-
-
-def send_signal(pid: int, number: int) -> None:
-    os.kill(pid, number)

@@ -356,7 +356,7 @@ def test_only_subscribers_of_the_last_week_hold_events_back(cursors: Callable[[]
 
 
 def test_an_ack_never_takes_a_cursor_back(cursors: Callable[[], Cursors]) -> None:
-    """Late acknowledgements change nothing; subscribing again from further back does, for that is a restored history."""
+    """Late acknowledgements change nothing; a restored history subscribes from further back, and that counts."""
     known = cursors()
     known.subscribe("laptop", 9, 1)
     known.ack("laptop", 4, 1)
