@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from remote_agent.pipeline.channel import Channel
-from remote_agent.pipeline.imports import WORKER_ENVIRONMENT, name_the_user
+from remote_agent.pipeline.imports import WORKER_ENVIRONMENT, settle_environment
 from remote_agent.protocol.internal import WorkerFailed, WorkerJob, WorkerRelease
 from remote_agent.protocol.messages import Failure
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to agentd")
     fd = parser.parse_args(argv).fd
     sock = socket.socket(fileno=claim_standard_streams(fd, 2))
-    os.environ.update(WORKER_ENVIRONMENT)
+    settle_environment(os.environ, WORKER_ENVIRONMENT)
     end_process(serve(sock))
 
 
@@ -43,7 +43,6 @@ def serve(sock: socket.socket) -> int:
     """Do jobs until told to release, and return the exit code; a failed job is reported and is the last."""
     sock.set_inheritable(False)
     faulthandler.enable()  # a crash in a library leaves its Python stack as the last lines of the log
-    name_the_user(os.environ)
     channel = Channel(sock)
     channel.watch()
     # Imported here: the stages import torch, and in a fresh worker that is part of the first job's init.

@@ -25,7 +25,7 @@ from remote_agent.pipeline.imports import (
     import_what_exists,
     installed_versions,
     is_preimport_allowed,
-    name_the_user,
+    settle_environment,
 )
 from remote_agent.protocol.framing import FrameReader
 from remote_agent.protocol.internal import (
@@ -51,8 +51,7 @@ def main(argv: list[str]) -> int:
     sock = socket.socket(fileno=parser.parse_args(argv).fd)
     sock.set_inheritable(False)
     given = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(QUIET_IMPORTS)
-    name_the_user(os.environ)
+    settle_environment(os.environ, QUIET_IMPORTS)
     start_ns = time.monotonic_ns()
     import_everything()
     zygote = Zygote(sock, given)

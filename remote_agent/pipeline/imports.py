@@ -9,10 +9,12 @@ from __future__ import annotations
 import getpass
 import importlib
 import importlib.metadata
+import json
 import os
 import re
 import sys
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from pathlib import Path
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -24,6 +26,10 @@ QUIET_IMPORTS = {
     "HF_HUB_OFFLINE": "1",
 }
 """Environment of a zygote: with these, importing leaves one thread and an uninitialised driver."""
+
+OVERRIDABLE = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Set unless the host says otherwise. Waiting threads that spin cost fifty times the work where workers share
+processors (two cores, three workers: 5 ms became 240 ms); OpenMP reads this once, when torch is imported."""
 
 WORKER_ENVIRONMENT = {name: value for name, value in QUIET_IMPORTS.items() if name not in THREAD_VARIABLES}
 
@@ -70,6 +76,14 @@ DISTRIBUTIONS = ("torch", "transformers", "safetensors", "tokenizers", "numpy", 
 _PREIMPORT = re.compile(r"transformers\.models\.[a-z0-9_]+(\.[a-z0-9_]+)*")
 
 
+def settle_environment(environment: MutableMapping[str, str], settings: Mapping[str, str]) -> None:
+    """Put ``settings`` and what else must stand before torch is imported into ``environment``."""
+    environment.update(settings)
+    for name, value in OVERRIDABLE.items():
+        environment.setdefault(name, value)
+    name_the_user(environment)
+
+
 def import_everything() -> None:
     """Import all that a run uses. Raises: ImportError if torch, transformers or safetensors is not installed."""
     for name in REQUIRED:
@@ -88,6 +102,18 @@ def import_what_exists(names: Iterable[str]) -> tuple[str, ...]:
             if not isinstance(error, ModuleNotFoundError):
                 print(f"import {name}: {type(error).__name__}: {error}", file=sys.stderr)
     return tuple(absent)
+
+
+def import_model_code(model: Path) -> None:
+    """Import transformers' module for the model that ``config.json`` names; what is wrong there is left to `assign`."""
+    try:
+        content = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        kind = str(content["model_type"]).replace("-", "_")
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    name = f"transformers.models.{kind}.modeling_{kind}"
+    if is_preimport_allowed(name):
+        import_what_exists((name,))
 
 
 def is_preimport_allowed(name: str) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from remote_agent.pipeline.failures import describe_failure, fail
+from remote_agent.pipeline.imports import import_model_code
 from remote_agent.pipeline.timing import Stages
 from remote_agent.protocol.internal import (
     InternalMessage,
@@ -76,6 +77,9 @@ class Runner:
 
     def _run_stages(self, job: WorkerJob, stages: Stages) -> bool:
         device = self._initialise(job, stages)
+        if self._held is None:
+            # Time that preflight takes anyway.
+            import_model_code(Path(job.recipe.model.path).expanduser())
         go = self._line.receive()
         if isinstance(go, WorkerRelease):
             return False
