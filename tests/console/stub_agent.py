@@ -10,6 +10,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 JOURNAL = "3f0e9c52-journal"
@@ -127,7 +128,7 @@ class Stub:
         }  # fmt: skip
 
     def play(self) -> None:
-        plays = {
+        plays: dict[str, Callable[[], None]] = {
             "hostile": self.play_hostile,
             "long line": lambda: self.send(b'{"jsonrpc":"2.0","method":"' + b"x" * 5_000_000 + b'"}\n'),
             "half line": self.play_half_line,
