@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,31 +65,23 @@ def short_folder() -> Iterator[Path]:
 
 
 def starts_and_ends(command: list[str], environment: dict[str, str], state: Path) -> tuple[int, str]:
-    """Start an agent in the foreground, wait until its socket answers, end it; return its exit code and its log."""
+    """Start an agent in the foreground, connect once it says that it listens, end it; return its exit code and log."""
     agent = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    assert agent.stdout is not None
+    log = ""
     try:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not answers(state / "run" / "control.sock"):
-            assert agent.poll() is None, agent.communicate()[0]
-            assert time.monotonic() < deadline_s, "no socket"
-            time.sleep(0.02)
+        while "listens" not in log and (line := agent.stdout.readline()):
+            log += line
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(state / "run" / "control.sock"))
         agent.send_signal(signal.SIGTERM)
-        log = agent.communicate(timeout=DEADLINE_S)[0]
+        log += agent.communicate(timeout=DEADLINE_S)[0]
     finally:
         agent.kill()
         agent.communicate()
     return agent.returncode, log
-
-
-def answers(address: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as link:
-        try:
-            link.connect(str(address))
-        except OSError:
-            return False
-    return True
 
 
 def test_the_unit_starts_an_agent_that_ends_when_it_is_told(
