@@ -78,7 +78,7 @@ class GlowplugApp(App[int]):
         self._preferences = preferences
         self._runs_outlive = runs_outlive
         self._clock_ns, self._wall_clock_ns, self._zone = clock_ns, wall_clock_ns, zone
-        self._quiet_frames = 0
+        self._quiet_frames = -1
         self._unseen: set[str] = set()
         self.key_texts = self._key_texts()
         self._hints = {
@@ -180,7 +180,10 @@ class GlowplugApp(App[int]):
         self._show(set())
 
     async def action_back(self) -> None:
-        if len(self.screen_stack) > 1:
+        screen = self.screen
+        if isinstance(screen, ConsoleScreen):
+            screen.go_back()
+        elif len(self.screen_stack) > 1:
             self.pop_screen()
 
     def go_to(self, name: str) -> None:

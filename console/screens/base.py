@@ -56,6 +56,13 @@ class ConsoleScreen(_Common, Screen[None], inherit_bindings=False):
     def frame(self, dirty: Set[str], moment: Moment) -> None:
         """Show what changed; called ten times a second while something is under way, also when covered."""
 
+    def on_unmount(self) -> None:
+        self.is_drawn = False
+
+    def go_back(self) -> None:
+        """Close what is open here; in the end the screen itself."""
+        self.app.pop_screen()
+
     def copied_text(self) -> str | None:
         """Return what copying means here when no text is selected."""
         return None

@@ -39,7 +39,7 @@ class ConfirmScreen(ConsoleDialog):
         text = self.glyphs.text
         with Vertical(classes="dialog"):
             yield Label(Content(text(self._question)), classes="question")
-            yield LineView(glyphs=self.glyphs, id="items")
+            yield LineView("items", glyphs=self.glyphs)
             if self._note:
                 yield Label(Content(text(self._note)), classes="note")
             with Horizontal(classes="buttons"):

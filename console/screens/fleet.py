@@ -24,6 +24,7 @@ from console.widgets.paint import Line, Moment, Piece
 from console.widgets.selection import NodeSelection
 
 SMALL_WIDTH, SMALL_HEIGHT = 60, 16
+PLACEHOLDER = "name  tag:prod  state:failed  recipe:llama  -tag:test"
 
 
 class FleetScreen(ConsoleScreen):
@@ -44,25 +45,21 @@ class FleetScreen(ConsoleScreen):
 
     def compose(self) -> ComposeResult:
         app = self.console_app
-        yield LineView(glyphs=self.glyphs, id="header")
-        yield LineView(glyphs=self.glyphs, id="notices")
-        yield FleetView(self.selection, app.fleet.state, app.moment())
-        yield Input(placeholder="name  tag:prod  state:failed  recipe:llama  -tag:test", id="filter", compact=True)
-        yield KeyBar(self.glyphs)
+        self._header = LineView("header", glyphs=self.glyphs)
+        self._notices = LineView("notices", glyphs=self.glyphs)
+        self.view = FleetView(self.selection, app.fleet.state, app.moment())
+        self._input = Input(placeholder=PLACEHOLDER, id="filter", compact=True)
+        yield from (self._header, self._notices, self.view, self._input, KeyBar(self.glyphs))
 
     def on_mount(self) -> None:
-        self.is_drawn = True
-        self.view = self.query_one(FleetView)
         self._input.display = False
         self._count(self.console_app.fleet.nodes)
         self._arrange()
-        self.view.redraw()
         if self.app.size.width < SMALL_WIDTH and self.app.size.height < SMALL_HEIGHT:
             self.view.set_layout(Layout.LIST)
-
-    @property
-    def _input(self) -> Input:
-        return self.query_one("#filter", Input)
+        self.is_drawn = True
+        self.view.redraw()
+        self.frame(set(), self.console_app.moment())
 
     def _state(self, name: str) -> NodeState:
         return self.console_app.fleet.state(name)
@@ -109,18 +106,16 @@ class FleetScreen(ConsoleScreen):
             aside.append((f" filter {self._filter.text}: {len(self.selection.shown)} shown ", "accent"))
         if app.read_only:
             aside.append((" read only ", "accent"))
-        header = self.query_one("#header", LineView)
         counts = Counter(self._statuses.values())
         width = max(1, self.size.width)
-        header.show([header_line(app.fleet_title, counts, aside, width, moment, paused=app.paused)])
+        self._header.show([header_line(app.fleet_title, counts, aside, width, moment, paused=app.paused)])
 
     def _show_notices(self) -> None:
-        notices = self.query_one("#notices", LineView)
         lines: list[Line] = [((f" {text}", "warning"),) for text in self.console_app.fleet.notices[-2:]]
         if not self.console_app.fleet.nodes:
             lines.append(((" No nodes. `glowplug config example` writes a fleet.toml to start from.", "text"),))
-        notices.show(lines)
-        notices.display = bool(lines)
+        self._notices.show(lines)
+        self._notices.display = bool(lines)
 
     # --- what actions find: see actions.Situation ---------------------------------------
 
@@ -236,7 +231,7 @@ class FleetScreen(ConsoleScreen):
         self._input.display = bool(self._input.value)
         self.view.focus()
 
-    def action_back(self) -> None:
+    def go_back(self) -> None:
         """Step by step: leave the filter, clear it, unmark everything."""
         if self._input.has_focus:
             self._close_filter()

@@ -63,7 +63,7 @@ class HelpScreen(ConsoleDialog):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog help"):
             yield Label(Content("Keys"), classes="question")
-            yield LineView(glyphs=self.glyphs, id="help")
+            yield LineView("help", glyphs=self.glyphs, focusable=True)
 
     def on_mount(self) -> None:
         app = self.console_app

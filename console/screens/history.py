@@ -27,6 +27,7 @@ from db.errors import HistoryError
 from db.records import RunFilter
 
 PAGE = 100
+PLACEHOLDER = "node:NAME  recipe:NAME  state:failed  since:7d"
 
 
 class HistoryScreen(ConsoleScreen):
@@ -47,19 +48,11 @@ class HistoryScreen(ConsoleScreen):
         self._over: dict[str, bool] = {}
 
     def compose(self) -> ComposeResult:
-        yield LineView(glyphs=self.glyphs, id="header")
-        yield RunTable(self.glyphs, id="runs")
-        yield LineView(glyphs=self.glyphs, id="empty")
-        yield Input(placeholder="node:NAME  recipe:NAME  state:failed  since:7d", id="filter", compact=True)
-        yield KeyBar(self.glyphs)
-
-    @property
-    def _table(self) -> RunTable:
-        return self.query_one("#runs", RunTable)
-
-    @property
-    def _input(self) -> Input:
-        return self.query_one("#filter", Input)
+        self._header = LineView("header", glyphs=self.glyphs)
+        self._table = RunTable(self.glyphs, id="runs")
+        self._empty = LineView("empty", glyphs=self.glyphs)
+        self._input = Input(placeholder=PLACEHOLDER, id="filter", compact=True)
+        yield from (self._header, self._table, self._empty, self._input, KeyBar(self.glyphs))
 
     def on_mount(self) -> None:
         self.is_drawn = True
@@ -109,9 +102,8 @@ class HistoryScreen(ConsoleScreen):
             table.move_cursor(row=uids.index(keep), animate=False)
         self.selected = keep if keep in uids else uids[0] if uids else None
         self._show_header(moment)
-        empty = self.query_one("#empty", LineView)
-        empty.show([((" no run fits" if self._wanted_text else " no run yet", "muted"),)])
-        empty.display = not uids
+        self._empty.show([((" no run fits" if self._wanted_text else " no run yet", "muted"),)])
+        self._empty.display = not uids
         self.refresh_bindings()
 
     # --- drawing --------------------------------------------------------------------------
@@ -134,21 +126,20 @@ class HistoryScreen(ConsoleScreen):
 
     def _show_header(self, moment: Moment) -> None:
         app = self.console_app
-        header = self.query_one("#header", LineView)
         aside: list[Piece] = []
         if self._wanted_text:
             aside.append((f" filter {self._wanted_text} ", "accent"))
         if self._total is not None:
             shown = len(self.entries)
             aside.append((f" {shown} of {self._total} runs ", "muted"))
-        title = title_line("History", app.fleet_title, header.size.width, moment, paused=app.paused, aside=aside)
-        header.show([title])
+        title = title_line("History", app.fleet_title, self._header.size.width, moment, paused=app.paused, aside=aside)
+        self._header.show([title])
 
     # --- the cursor ------------------------------------------------------------------------
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        if event.row_key.value is None or len(self._table.rows) != len(self.entries):
-            return
+        if event.row_key.value is None or event.cursor_row != self._table.cursor_row:
+            return  # on its way since before the table was filled anew
         self.selected = event.row_key.value
         if event.cursor_row >= len(self.entries) - 10:
             self._load(more=True)
@@ -196,14 +187,14 @@ class HistoryScreen(ConsoleScreen):
         self._input.display = bool(self._input.value)
         self._table.focus()
 
-    def action_back(self) -> None:
+    def go_back(self) -> None:
         if self._input.has_focus:
             self._close_filter()
         elif self._input.value:
             self._input.value = ""
             self._input.display = False
         else:
-            self.app.pop_screen()
+            super().go_back()
 
     def copied_text(self) -> str | None:
         return self.selected

@@ -46,55 +46,51 @@ class LaunchScreen(ConsoleScreen):
         self._errors: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
-        app = self.console_app
-        text = self.glyphs.text
-        recipes = list(app.fleet.config.recipes)
-        yield LineView(glyphs=self.glyphs, id="header")
+        text, recipes = self.glyphs.text, self.console_app.fleet.config.recipes
+        at_once = str(self.console_app.fleet.parallel)
+        self._header = LineView("header", glyphs=self.glyphs)
+        self._recipes = OptionList(*(Option(Content(text(name))) for name in recipes), id="recipes")
+        self._facts = LineView("recipe", glyphs=self.glyphs)
+        self._choice = NodeChoice(self._ordered(), self._chosen, self._line_of, self.glyphs, id="nodes")
+        self._outcomes = LineView("outcomes", glyphs=self.glyphs)
+        self._parallel = Input(at_once, validators=[Integer(1, PARALLEL_MAX)], id="parallel", compact=True)
+        self._button = Button(Content("Warm"), id="start", variant="primary", compact=True)
+        yield self._header
         with VerticalScroll(id="body", can_focus=False):
             with Horizontal(id="top"):
                 with Vertical(id="recipe-box"):
-                    yield OptionList(
-                        *(Option(Content(text(name)), id=str(i)) for i, name in enumerate(recipes)), id="recipes"
-                    )
-                yield LineView(glyphs=self.glyphs, id="recipe")
-            yield NodeChoice(self._ordered(), self._chosen, self._line_of, self.glyphs, id="nodes")
-            yield LineView(glyphs=self.glyphs, id="outcomes")
+                    yield self._recipes
+                yield self._facts
+            yield self._choice
+            yield self._outcomes
         with Horizontal(id="options"):
             yield Label(Content("At once "))
-            at_once = str(app.fleet.parallel)
-            yield Input(at_once, type="integer", validators=[Integer(1, PARALLEL_MAX)], id="parallel", compact=True)
+            yield self._parallel
             yield Button(Content("Go back"), id="back", compact=True)
-            yield Button(Content("Warm"), id="start", variant="primary", compact=True)
+            yield self._button
         yield KeyBar(self.glyphs)
 
     def on_mount(self) -> None:
         self.is_drawn = True
         self.query_one("#recipe-box").border_title = "Recipe"
-        self._node_list.border_title = "Nodes"
-        options = self.query_one("#recipes", OptionList)
-        if options.option_count:
-            options.highlighted = 0
+        self._choice.border_title = "Nodes"
+        if self._recipes.option_count:
+            self._recipes.highlighted = 0
         else:
-            self.query_one("#recipe", LineView).show(
-                [(("No recipes. `glowplug config example` shows how one is written.", "text"),)]
-            )
+            self._facts.show([(("No recipes. `glowplug config example` shows how one is written.", "text"),)])
         self._show_counts()
-
-    @property
-    def _node_list(self) -> NodeChoice:
-        return self.query_one("#nodes", NodeChoice)
 
     @property
     def recipe(self) -> Recipe | None:
         """The recipe under the cursor."""
-        index = self.query_one("#recipes", OptionList).highlighted
+        index = self._recipes.highlighted
         recipes = list(self.console_app.fleet.config.recipes.values())
         return recipes[index] if index is not None and index < len(recipes) else None
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The chosen nodes, in fleet order."""
-        chosen = self._node_list.chosen
+        chosen = self._choice.chosen
         return tuple(name for name in self.console_app.fleet.nodes if name in chosen)
 
     # --- drawing ---------------------------------------------------------------------------
@@ -108,9 +104,9 @@ class LaunchScreen(ConsoleScreen):
 
     def frame(self, dirty: Set[str], moment: Moment) -> None:
         app = self.console_app
-        header = self.query_one("#header", LineView)
-        header.show([title_line("Warm", app.fleet_title, header.size.width, moment, paused=app.paused)])
-        self._node_list.renew(dirty)
+        title = title_line("Warm", app.fleet_title, self._header.size.width, moment, paused=app.paused)
+        self._header.show([title])
+        self._choice.renew(dirty)
         self._show_outcomes(moment)
 
     def _show_outcomes(self, moment: Moment) -> None:
@@ -119,21 +115,19 @@ class LaunchScreen(ConsoleScreen):
             outcome_line(node, run_uid, self._errors.get(node), fleet.state(node), moment)
             for node, run_uid in self._runs.items()
         ]
-        outcomes = self.query_one("#outcomes", LineView)
-        outcomes.show(lines)
-        outcomes.display = bool(lines)
+        self._outcomes.show(lines)
+        self._outcomes.display = bool(lines)
 
     def _show_counts(self) -> None:
         nodes = self.nodes
-        button = self.query_one("#start", Button)
-        button.label = Content(f"Warm {counted(len(nodes), 'node')}…" if nodes else "Warm: choose nodes")
-        button.disabled = not nodes or self.recipe is None or self.console_app.read_only
+        self._button.label = Content(f"Warm {counted(len(nodes), 'node')}…" if nodes else "Warm: choose nodes")
+        self._button.disabled = not nodes or self.recipe is None or self.console_app.read_only
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_list.id == "recipes" and self.recipe is not None:
-            self.query_one("#recipe", LineView).show(recipe_lines(self.recipe))
+            self._facts.show(recipe_lines(self.recipe))
             self._recipe = self.recipe
-            self._node_list.renew(self.console_app.fleet.nodes)
+            self._choice.renew(self.console_app.fleet.nodes)
             self._show_counts()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -150,20 +144,19 @@ class LaunchScreen(ConsoleScreen):
             self.app.pop_screen()
 
     def action_all_nodes(self) -> None:
-        self._node_list.toggle_all()
+        self._choice.toggle_all()
 
     # --- starting ---------------------------------------------------------------------------
 
     def action_start(self) -> None:
         recipe, nodes = self.recipe, self.nodes
-        parallel = self.query_one("#parallel", Input)
         if recipe is None or not nodes:
             self.console_app.say("choose a recipe and at least one node", "warning")
             return
-        if not parallel.is_valid or not parallel.value:
+        if not self._parallel.is_valid:
             self.console_app.say(f"at once: a number from 1 to {PARALLEL_MAX}", "warning")
             return
-        at_once = int(parallel.value)
+        at_once = int(self._parallel.value)
         question = f"Warm {recipe.name} on {counted(len(nodes), 'node')}, {min(at_once, len(nodes))} at once?"
         lines = [node_line(name) for name in nodes]
         dialog = ConfirmScreen(question, lines, f"Warm {counted(len(nodes), 'node')}", grave=False)

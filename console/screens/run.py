@@ -57,15 +57,15 @@ class RunScreen(ConsoleScreen):
         self._situation: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield LineView(glyphs=self.glyphs, id="header")
-        yield LineView(glyphs=self.glyphs, id="head")
-        yield LineView(glyphs=self.glyphs, id="stages")
-        yield LineView(glyphs=self.glyphs, id="log", wide=True)
-        yield KeyBar(self.glyphs)
+        self._header = LineView("header", glyphs=self.glyphs)
+        self._head = LineView("head", glyphs=self.glyphs)
+        self._stages = LineView("stages", glyphs=self.glyphs, focusable=True)
+        self._events = LineView("log", glyphs=self.glyphs, wide=True, focusable=True)
+        self._events.border_title = "Events"
+        yield from (self._header, self._head, self._stages, self._events, KeyBar(self.glyphs))
 
     def on_mount(self) -> None:
         self.is_drawn = True
-        self.query_one("#log").border_title = "Events"
         self.run_worker(self._read(), name="read run")
         self._draw(self.console_app.moment())
 
@@ -118,13 +118,15 @@ class RunScreen(ConsoleScreen):
             self._draw(moment)
 
     def _draw(self, moment: Moment) -> None:
+        if not self.is_drawn:
+            return
         app = self.console_app
-        header = self.query_one("#header", LineView)
-        header.show([title_line("Run", app.fleet_title, header.size.width, moment, paused=app.paused)])
+        title = title_line("Run", app.fleet_title, self._header.size.width, moment, paused=app.paused)
+        self._header.show([title])
         detail = self.detail
         if detail is None:
             text = self._problem or f"reading run {self.run_uid[:8]} from the history"
-            self.query_one("#head", LineView).show([((text, "failed" if self._problem else "muted"),)])
+            self._head.show([((text, "failed" if self._problem else "muted"),)])
             return
         self._draw_run(detail, moment)
         situation = (self.has_unfinished, self.has_warm, self.has_log)
@@ -136,15 +138,14 @@ class RunScreen(ConsoleScreen):
         state, view = self._state, self._view
         is_known = detail.is_over or (state is not None and state.is_known and view is not None)
         elapsed = elapsed_ns(view, state, moment.mono_ns) if view and state and is_known else detail.wall_ns
-        head, stages, log = (self.query_one(f"#{id}", LineView) for id in ("head", "stages", "log"))
-        width = max(20, stages.size.width)
+        width = max(20, self._stages.size.width)
         lines = head_lines(detail, self._before, elapsed, width, moment, is_known=is_known)
         if not is_known:
             lines.append(self._why_unknown(moment))
-        head.show(lines)
-        stages.show(waterfall_lines(detail, self._before, elapsed, width, moment, details=self._with_details))
-        log.show(log_lines(self._log(), moment), follow=True)
-        log.display = self._log_shown
+        self._head.show(lines)
+        self._stages.show(waterfall_lines(detail, self._before, elapsed, width, moment, details=self._with_details))
+        self._events.show(log_lines(self._log(), moment), follow=True)
+        self._events.display = self._log_shown
         self.set_class(not self._log_shown or self.size.height < SHORT, "-short")
 
     def _why_unknown(self, moment: Moment) -> Line:

@@ -22,10 +22,9 @@ class LineView(ScrollView):
     COMPONENT_CLASSES: ClassVar[set[str]] = ROLE_CLASSES
     ALLOW_MAXIMIZE = False
 
-    def __init__(
-        self, *, glyphs: Glyphs = UNICODE, wide: bool = False, id: str | None = None, classes: str | None = None
-    ) -> None:
-        super().__init__(id=id, classes=classes)
+    def __init__(self, id: str, *, glyphs: Glyphs = UNICODE, wide: bool = False, focusable: bool = False) -> None:
+        super().__init__(id=id)
+        self.can_focus = focusable
         self.glyphs = glyphs
         self._wide = wide
         self._lines: tuple[Line, ...] = ()

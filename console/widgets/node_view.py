@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from console.format import age_text
-from console.state import LinkStatus, NodeState, RunView
+from console.state import LinkStatus, NodeState, RunView, StageBaseline
 from console.widgets.paint import Moment, Piece
 from remote_agent.protocol.messages import Failure, Resident, RunState, Tier
 
@@ -88,6 +88,14 @@ def run_word(run_state: str, *, is_known: bool) -> Piece:
     if not is_known and run_state in (RunState.QUEUED.value, RunState.RUNNING.value):
         return UNKNOWN_RUN
     return RUN_WORDS.get(run_state, UNKNOWN_RUN)
+
+
+def earlier_runs(run: RunView) -> StageBaseline | None:
+    """Return history's medians unless they are of this very run alone, which says nothing."""
+    baseline = run.baseline
+    if baseline is not None and baseline.count == 1 and baseline.wall_ns == run.wall_ns:
+        return None
+    return baseline
 
 
 def unfinished_runs(state: NodeState) -> tuple[RunView, ...]:

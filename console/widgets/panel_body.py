@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from console.format import coarse_duration, delta_text, duration_text, elapsed_pair, short_uid, sparkline
 from console.state import NodeState, RunView, elapsed_ns, eta_ns
-from console.widgets.node_view import UNKNOWN_RUN, Status, advice, node_status, retry_words, run_word
+from console.widgets.node_view import UNKNOWN_RUN, Status, advice, earlier_runs, node_status, retry_words, run_word
 from console.widgets.paint import Line, Moment, Piece, choose, fit
 from console.widgets.stage_view import stage_progress_line, stage_rate_line
 from console.widgets.strip import stage_strip
@@ -92,9 +92,9 @@ def _last_line(run: RunView, width: int, moment: Moment) -> Line:
     if run.wall_ns is None:
         return BLANK
     pieces: list[Piece] = [("last ", "muted"), (duration_text(run.wall_ns), "strong")]
-    if run.baseline is not None:
-        slower = run.wall_ns > run.baseline.wall_ns * 1.25
-        pieces.append((f"  {delta_text(run.wall_ns, run.baseline.wall_ns)}", "warning" if slower else "muted"))
+    if (baseline := earlier_runs(run)) is not None:
+        slower = run.wall_ns > baseline.wall_ns * 1.25
+        pieces.append((f"  {delta_text(run.wall_ns, baseline.wall_ns)}", "warning" if slower else "muted"))
     options = [pieces]
     if run.first_output_ns is not None:
         options.insert(0, [*pieces, ("  first output ", "muted"), (duration_text(run.first_output_ns), "text")])
@@ -102,10 +102,11 @@ def _last_line(run: RunView, width: int, moment: Moment) -> Line:
 
 
 def _trend_line(run: RunView, width: int, moment: Moment) -> Line:
-    if run.baseline is None:
+    baseline = earlier_runs(run)
+    if baseline is None:
         return (("no earlier run to compare with", "muted"),)
-    words = f"  median {duration_text(run.baseline.wall_ns)} of {run.baseline.count}"
-    trend = sparkline(run.baseline.recent_wall_ns, max(0, min(20, width - len(words))))
+    words = f"  median {duration_text(baseline.wall_ns)} of {baseline.count}"
+    trend = sparkline(baseline.recent_wall_ns, max(0, min(20, width - len(words))))
     return ((trend, "bar-before"), (words if trend else words.strip(), "muted"))
 
 

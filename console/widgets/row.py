@@ -5,7 +5,7 @@ from __future__ import annotations
 from console.format import delta_text, duration_text
 from console.state import NodeState, elapsed_ns
 from console.widgets.hardware import hardware_line
-from console.widgets.node_view import Status, advice, node_status, retry_words, tiers_of
+from console.widgets.node_view import Status, advice, earlier_runs, node_status, retry_words, tiers_of
 from console.widgets.paint import Line, Moment, Piece, choose, fit, plain
 from console.widgets.panel import Highlight
 from console.widgets.panel_body import DEFAULT_REASONS, expected_line
@@ -94,9 +94,7 @@ def _resting(state: NodeState, width: int, moment: Moment) -> Line:
     if run is not None and run.wall_ns is not None and run.state.value == "ready":
         words: list[Piece] = [("last ", "muted"), (duration_text(run.wall_ns), "text")]
         options.insert(0, [*pieces, *words])
-        if run.baseline is not None:
-            delta = delta_text(run.wall_ns, run.baseline.wall_ns)
-            options.insert(
-                0, [*pieces, *words, (f"  {delta} of median {duration_text(run.baseline.wall_ns)}", "muted")]
-            )
+        if (baseline := earlier_runs(run)) is not None:
+            delta = delta_text(run.wall_ns, baseline.wall_ns)
+            options.insert(0, [*pieces, *words, (f"  {delta} of median {duration_text(baseline.wall_ns)}", "muted")])
     return choose(options, width, moment.glyphs)

@@ -13,6 +13,9 @@ SHORT_NAMES = {
     "first_request": "1st",
 }
 
+_GAP, _AHEAD = -1, -2
+"""Cells of no stage: time that none accounts for, and time to come."""
+
 
 def stage_strip(stages: Sequence[StageRecord], elapsed_ns: int, total_ns: int, width: int) -> Line:
     """Return ``width`` cells for ``total_ns``: a labelled segment a stage, the time still ahead dotted.
@@ -21,7 +24,8 @@ def stage_strip(stages: Sequence[StageRecord], elapsed_ns: int, total_ns: int, w
     """
     if width <= 0 or total_ns <= 0:
         return ((" " * max(0, width), "text"),)
-    owners: list[int | None] = [None] * width
+    reached = min(width, round(elapsed_ns / total_ns * width))
+    owners = [_GAP] * reached + [_AHEAD] * (width - reached)
     for index in reversed(range(len(stages))):
         first, last = _cells(stages[index], elapsed_ns, total_ns, width)
         owners[first:last] = [index] * (last - first)
@@ -33,9 +37,10 @@ def stage_strip(stages: Sequence[StageRecord], elapsed_ns: int, total_ns: int, w
         while end < width and owners[end] == owners[start]:
             end += 1
         owner = owners[start]
-        reached = start < elapsed_ns / total_ns * width
-        if owner is None:
-            pieces.append((" " * (end - start), "text") if reached else ("·" * (end - start), "seg-ahead"))
+        if owner == _GAP:
+            pieces.append((" " * (end - start), "text"))
+        elif owner == _AHEAD:
+            pieces.append(("·" * (end - start), "seg-ahead"))
         else:
             pieces.append(_segment(stages[owner], end - start, segment))
             segment += 1

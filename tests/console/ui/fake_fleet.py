@@ -156,7 +156,7 @@ def history_rows() -> list[tuple[RunRow, tuple[StageRow, ...]]]:
     for index in range(24):
         uid = f"aa{index:02d}00000000"
         row = run_row(uid, f"gpu-eu-{index % 5 + 1:02d}", 600 + index * 333, 1_100 + index * 7 % 60)
-        rows.append((row, stage_rows("weights" if index == 4 else None)))
+        rows.append((row, stage_rows("weights" if index == 7 else None)))
     slow = run_row("bb0000000001", "gpu-eu-05", 300, 4_390)
     broken = run_row(
         "bb0000000002",
