@@ -1,13 +1,16 @@
 """Puts a checkpoint's tensors into a module on ``meta``, named as transformers itself names them.
 
-transformers 5 renames and converts in ``core_model_loading``, transformers 4.57 in
-``PreTrainedModel._get_key_renaming_mapping``; both are asked, nothing is renamed here.
+Most checkpoints name their tensors as the module does, in its dtype: those are assigned by
+torch alone. For the rest transformers 5 renames and converts in ``core_model_loading``,
+transformers 4.57 in ``PreTrainedModel._get_key_renaming_mapping``; nothing is renamed here.
 Tensors of the right dtype are taken as they lie, without a copy.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,10 +34,10 @@ def fill_module(model: Any, tensors: Mapping[str, torch.Tensor], device: torch.d
 
     What is missing stays on ``meta`` and is named in the result, as is what the model has no place for.
     """
-    try:
-        import transformers.core_model_loading  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("transformers.core_model_loading") is None:  # before transformers 5
         missing, unexpected, mismatched = _fill_by_renaming(model, tensors, dtype)
+    elif _fits_as_named(model, tensors, dtype):
+        missing, unexpected, mismatched = _fill_as_named(model, tensors)
     else:
         missing, unexpected, mismatched = _fill_by_conversion(model, tensors, device, dtype)
     for module in model.modules():
@@ -56,6 +59,40 @@ def named_tensors(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 Mismatches = set[tuple[str, tuple[int, ...], tuple[int, ...]]]
 
 
+def _fits_as_named(model: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> bool:
+    """Tell whether the tensors are the module's own by name, shape and dtype, with nothing to convert or tie."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    expected = model.state_dict(keep_vars=True)
+    if (
+        set(expected) != set(tensors)
+        or getattr(model.config, "tie_word_embeddings", False)
+        or _dtype_plan(model, dtype)
+    ):
+        return False
+    if any(isinstance(entry, WeightConverter) for entry in get_model_conversion_mapping(model) or ()):
+        return False
+    return all(
+        tensor.shape == expected[name].shape and (tensor.dtype == dtype or not tensor.is_floating_point())
+        for name, tensor in tensors.items()
+    )
+
+
+def _dtype_plan(model: Any, dtype: torch.dtype) -> Any:
+    """Return which tensors transformers keeps in another dtype; empty for most models."""
+    return model._get_dtype_plan(dtype) if hasattr(model, "_get_dtype_plan") else getattr(model, "dtype_plan", {})
+
+
+def _fill_as_named(model: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[set[str], set[str], Mismatches]:
+    model.load_state_dict(dict(tensors), strict=True, assign=True)
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True
+    # As transformers does after a load: fills the buffers that a model computes only here.
+    model.initialize_weights()
+    return set(), set(), set()
+
+
 def _fill_by_conversion(
     model: Any, tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype
 ) -> tuple[set[str], set[str], Mismatches]:
@@ -65,7 +102,9 @@ def _fill_by_conversion(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    plan = model._get_dtype_plan(dtype) if hasattr(model, "_get_dtype_plan") else getattr(model, "dtype_plan", {})
+    # Its threads add nothing where tensors are not copied, and crash on torch 2.11 when they handle CUDA tensors.
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    plan = _dtype_plan(model, dtype)
     fields = inspect.signature(LoadStateDictConfig).parameters
     config = LoadStateDictConfig(
         device_map={"": device},
