@@ -1,0 +1,185 @@
+"""The verbs that talk to the daemon, as commands against an agent with stub children."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remote_agent.protocol.codec import decode, encode
+from remote_agent.protocol.messages import NATIVE_STAGES, RunRecord, RunState, StatusResult
+from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, Agent, eventually
+
+
+def verb(agent: Agent, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(agent, *words), cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def command(agent: Agent, *words: str) -> list[str]:
+    return [sys.executable, "-m", "remote_agent", *words, "--state-dir", str(agent.state.root)]
+
+
+def recipe_file(agent: Agent, stub: str = "", **change: object) -> str:
+    """Write the recipe of a run whose children do what ``stub`` says."""
+    path = agent.orders / "tiny.json"
+    path.write_text(json.dumps({**encode(agent.params(stub).recipe), **change}))
+    return str(path)
+
+
+def test_run_prints_a_line_for_each_stage_and_exits_0_when_ready(agent: Agent) -> None:
+    """A person sees each stage as it ends and the whole at last; the model stays held."""
+    done = verb(agent, "run", recipe_file(agent))
+    lines = done.stdout.splitlines()
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split()[0] for line in lines if line.split()[0] in NATIVE_STAGES) == sorted(NATIVE_STAGES)
+    assert lines[-1].startswith("ready in ")
+    assert lines[-1].endswith("cold -> standby")
+    assert "standby  tiny on cpu" in verb(agent, "status").stdout
+
+
+def test_run_with_json_prints_the_record_alone(agent: Agent) -> None:
+    """A machine gets one document with the wire's own field names; --release leaves nothing held."""
+    done = verb(agent, "run", recipe_file(agent), "--json", "--release")
+    record = decode(RunRecord, json.loads(done.stdout))
+    status = decode(StatusResult, json.loads(verb(agent, "status", "--json").stdout))
+
+    assert done.returncode == 0
+    assert record.state is RunState.READY
+    assert len(record.stages) == len(NATIVE_STAGES)
+    assert status.residents == ()
+
+
+def test_a_failed_run_exits_1_with_the_failure(agent: Agent) -> None:
+    """The reason stands at the end of what is printed, in both forms."""
+    shown = verb(agent, "run", recipe_file(agent, "chatty exit:assign"))
+    record = decode(RunRecord, json.loads(verb(agent, "run", recipe_file(agent, "exit:assign"), "--json").stdout))
+
+    assert shown.returncode == 1
+    assert "assign: worker_died: the worker on cpu exited with code 3 during assign" in shown.stdout
+    assert "  | first line" in shown.stdout
+    assert record.failure is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [('{"model": {"path": "/m"}, "what": 1}', "what: unknown key"), ("{", "tiny.json:"), (None, "No such file")],
+)
+def test_a_recipe_that_cannot_be_used_is_a_usage_error(agent: Agent, content: str | None, words: str) -> None:
+    """Exit code 2 and the file's problem on stderr, before anything starts."""
+    path = agent.orders / "tiny.json"
+    if content is not None:
+        path.write_text(content)
+    done = verb(agent, "run", str(path))
+
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_refused_run_says_why(agent: Agent) -> None:
+    """What the agent refuses is one line on stderr and exit code 1."""
+    done = verb(agent, "run", recipe_file(agent, target_tier="resident"))
+
+    assert done.returncode == 1
+    assert "target_tier resident is not supported yet" in done.stderr
+
+
+def test_an_interrupted_run_is_cancelled(agent: Agent) -> None:
+    """Control-C ends the run on the host too, and exits 130."""
+    process = subprocess.Popen(
+        command(agent, "run", recipe_file(agent, "hang:weights"), "--json"),
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with agent.client("") as client:
+        eventually(lambda: client.status().runs, "the run is there")
+        client.stage(client.status().runs[0].run_uid, "weights")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 130
+    assert decode(RunRecord, json.loads(output)).state is RunState.CANCELLED
+
+
+def test_a_run_whose_agent_dies_exits_1(agent: Agent) -> None:
+    """A lost agent is said, not waited for."""
+    process = subprocess.Popen(
+        command(agent, "run", recipe_file(agent, "hang:weights")),
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with agent.client("") as client:
+        eventually(lambda: client.status().runs, "the run is there")
+    agent.kill()
+    _, errors = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 1
+    assert "the agent closed the connection" in errors
+
+
+def test_release_lets_go_of_what_is_named(agent: Agent) -> None:
+    """One run, then everything; an unknown run is exit code 1, naming nothing is 2."""
+    verb(agent, "run", recipe_file(agent))
+    unknown = verb(agent, "release", "--run", "no-such-run")
+    nothing = verb(agent, "release")
+    everything = verb(agent, "release", "--all")
+    again = verb(agent, "release", "--all", "--json")
+
+    assert (unknown.returncode, nothing.returncode) == (1, 2)
+    assert "released tiny on cpu" in everything.stdout
+    assert json.loads(again.stdout) == {"released": [], "driver_released": False}
+
+
+def test_stop_waits_until_the_agent_has_gone(agent: Agent) -> None:
+    """It is refused while a model is held; forced it ends the agent; then there is none."""
+    verb(agent, "run", recipe_file(agent))
+    refused = verb(agent, "stop")
+    forced = verb(agent, "stop", "--force")
+    again = verb(agent, "stop", "--json")
+    status = verb(agent, "status")
+
+    assert refused.returncode == 1
+    assert "still here: tiny on cpu" in refused.stderr
+    assert (forced.returncode, forced.stdout) == (0, "the agent has ended\n")
+    assert json.loads(again.stdout) == {"was_running": False}
+    assert status.returncode == 1
+    assert "no agent runs" in status.stderr
+
+
+@pytest.mark.parametrize("name", ["run", "status", "release", "stop", "bridge"])
+def test_every_verb_explains_itself(name: str) -> None:
+    """--help works without an agent."""
+    done = subprocess.run(
+        [sys.executable, "-m", "remote_agent", name, "--help"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 0
+    assert "usage:" in done.stdout
+    assert "--state-dir" in done.stdout
+
+
+def test_the_python_of_a_run_is_the_one_that_was_given(agent: Agent, tmp_path: Path) -> None:
+    """Workers and zygotes run on --python; preflight on the agent's own."""
+    other = tmp_path / "python-of-the-host"
+    other.symlink_to(sys.executable)
+    done = verb(agent, "run", recipe_file(agent), "--python", str(other))
+    with agent.client() as client:
+        pid = client.worker_pid()
+        shown = Path(f"/proc/{pid}/cmdline").read_bytes()
+
+    assert done.returncode == 0, done.stdout
+    assert shown.startswith(str(other).encode())
