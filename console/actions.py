@@ -187,7 +187,7 @@ def actions_of(scope: Scope) -> tuple[Action, ...]:
 def permitted(method: str, scope: Scope, situation: Situation, *, read_only: bool) -> bool | None:
     """Answer Textual's ``check_action``: False hides an action, None dims it, True lets it through.
 
-    The one place where read-only mode is held.
+    Where read-only mode is held for the operator; `ports.ReadOnlyFleet` holds it for everything else.
     """
     for action in ACTIONS:
         if action.scope is scope and action.method == method:

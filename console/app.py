@@ -30,7 +30,7 @@ from console.screens.confirm import ConfirmScreen
 from console.screens.fleet import FleetScreen
 from console.screens.help import HelpScreen
 from console.screens.palette import NodeCommands, ThemeCommands
-from console.screens.ports import FleetPort
+from console.screens.ports import FleetPort, ReadOnlyFleet
 from console.widgets.glyphs import ASCII, UNICODE
 from console.widgets.node_view import unfinished_runs
 from console.widgets.paint import Moment
@@ -68,7 +68,7 @@ class GlowplugApp(App[int]):
         zone: tzinfo | None = None,
     ) -> None:
         super().__init__(css_path=[str(path) for path in themes.stylesheets()], ansi_color=ansi_color)
-        self.fleet = fleet
+        self.fleet: FleetPort = ReadOnlyFleet(fleet) if read_only else fleet
         self.fleet_title = title
         self.glyphs = ASCII if ascii else UNICODE
         self.read_only = read_only
@@ -206,6 +206,9 @@ class GlowplugApp(App[int]):
         if text:
             self.copy_to_clipboard(text)
             self.say("copied")
+
+    def action_command_palette(self) -> None:
+        self.push_screen(CommandPalette(placeholder="Search for commands and nodes"))
 
     def search_themes(self) -> None:
         self.push_screen(CommandPalette(providers=[ThemeCommands], placeholder="Search for themes"))

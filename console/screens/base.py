@@ -50,6 +50,7 @@ class ConsoleScreen(_Common, Screen[None], inherit_bindings=False):
 
     BINDINGS: ClassVar[list[BindingType]] = FOCUS_BINDINGS
     ESCAPE_TO_MINIMIZE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-wide")]
     is_drawn = False
     """Set once there is something to show frames on."""
 

@@ -58,7 +58,7 @@ class HistoryScreen(ConsoleScreen):
         self.is_drawn = True
         self._input.display = False
         for label, key in COLUMNS:
-            self._table.add_column(label, key=key)
+            self._table.add_column(self.glyphs.text(label), key=key)
         self.app.theme_changed_signal.subscribe(self, lambda _: self._show(self.entries))
         self._show_header(self.console_app.moment())
         self._load()

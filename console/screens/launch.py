@@ -120,7 +120,8 @@ class LaunchScreen(ConsoleScreen):
 
     def _show_counts(self) -> None:
         nodes = self.nodes
-        self._button.label = Content(f"Warm {counted(len(nodes), 'node')}…" if nodes else "Warm: choose nodes")
+        label = f"Warm {counted(len(nodes), 'node')}…" if nodes else "Warm: choose nodes"
+        self._button.label = Content(self.glyphs.text(label))
         self._button.disabled = not nodes or self.recipe is None or self.console_app.read_only
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
@@ -130,18 +131,18 @@ class LaunchScreen(ConsoleScreen):
             self._choice.renew(self.console_app.fleet.nodes)
             self._show_counts()
 
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+    async def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         if event.option_list.id == "recipes":
-            self.action_start()
+            await self.run_action("start")
 
     def on_node_choice_changed(self) -> None:
         self._show_counts()
 
-    def on_button_pressed(self, event: Button.Pressed) -> None:
+    async def on_button_pressed(self, event: Button.Pressed) -> None:
         if event.button.id == "start":
-            self.action_start()
+            await self.run_action("start")
         else:
-            self.app.pop_screen()
+            self.go_back()
 
     def action_all_nodes(self) -> None:
         self._choice.toggle_all()

@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from console.app import GlowplugApp
 from console.screens.fleet import FleetScreen
+from console.screens.ports import ReadOnlyFleet
 from console.state import NodeState
 from console.widgets.line_view import LineView
 from console.widgets.paint import plain
@@ -29,8 +30,9 @@ def make_app(states: Iterable[NodeState] | None = None, **options: Any) -> Glowp
 
 
 def fake(app: GlowplugApp) -> FakeFleet:
-    assert isinstance(app.fleet, FakeFleet)
-    return app.fleet
+    fleet = app.fleet._fleet if isinstance(app.fleet, ReadOnlyFleet) else app.fleet
+    assert isinstance(fleet, FakeFleet)
+    return fleet
 
 
 @asynccontextmanager
