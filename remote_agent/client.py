@@ -16,8 +16,11 @@ from remote_agent.protocol.messages import HelloParams, HelloResult
 from remote_agent.protocol.peer import ErrorReply, Incoming, Notification, Peer, Reply
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Client")
 
 READ_BYTES = 65536
+SILENCE_S = 30.0
+"""An agent's heart beats every few seconds: one that is silent for so long hangs."""
 
 
 class Client:
@@ -27,7 +30,7 @@ class Client:
         self._link, self._peer = link, Peer()
         self._kept: deque[Notification] = deque()
 
-    def __enter__(self) -> Client:
+    def __enter__(self: C) -> C:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -79,7 +82,9 @@ def open_client(state: StateDir, name: str, start: Callable[[StateDir], socket.s
 
     Raises: LaunchError, StateDirError, RefusedError, ConnectionLostError
     """
-    client = Client(start(state))
+    link = start(state)
+    link.settimeout(SILENCE_S)
+    client = Client(link)
     client.hello(name)
     return client
 

@@ -16,7 +16,7 @@ ALREADY_RUNS = 3
 """Exit code of an agentd that found another one holding the lock."""
 
 START_DEADLINE_S = 20.0
-_POLL_S = 0.02
+_POLL_S = 0.005
 
 
 def agent_command() -> tuple[tuple[str, ...], dict[str, str]]:
@@ -60,7 +60,7 @@ def connect_or_start(state: StateDir, deadline_s: float = START_DEADLINE_S) -> s
         link = connect(state)
         if link is not None:
             return link
-        code = start(state)
+        code = start(state, give_up)
         if code == 0:
             continue
         if code != ALREADY_RUNS:
@@ -70,10 +70,11 @@ def connect_or_start(state: StateDir, deadline_s: float = START_DEADLINE_S) -> s
         time.sleep(_POLL_S)
 
 
-def start(state: StateDir) -> int:
+def start(state: StateDir, give_up: float) -> int:
     """Start a detached agent and return 0 once it listens, or the exit code of one that did not.
 
     Its log takes everything it prints; nothing of the caller's is left open in it.
+    ``give_up`` is a time of the monotonic clock. Raises: LaunchError
     """
     state.prepare()
     arguments, extra = agent_command()
@@ -88,5 +89,10 @@ def start(state: StateDir) -> int:
         pid = os.posix_spawn(argv[0], argv, {**os.environ, **extra}, file_actions=actions)
     except OSError as error:
         raise LaunchError(f"{argv[0]}: can't be run: {error.strerror}") from error
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > give_up:
+            raise LaunchError("\n".join(["the agent was started but does not listen", *tail(state.log)]))
+        time.sleep(_POLL_S)

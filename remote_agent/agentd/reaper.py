@@ -26,15 +26,19 @@ DEFAULT_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE,
 class Child:
     """One process of ours. ``exit`` is done with the exit code (negative: a signal) once it is reaped."""
 
-    def __init__(self, pid: int, kill: Callable[[int, int], None], group: bool) -> None:
+    def __init__(self, pid: int, kill: Callable[[int, int], None], group: bool | None) -> None:
         self.pid = pid
         self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._kill = kill
-        self.leads_group = group
+        self._kill, self._group = kill, group
 
     @property
     def is_alive(self) -> bool:
         return not self.exit.done()
+
+    @property
+    def leads_group(self) -> bool:
+        """Whether signals go to its group; where that is not known beforehand the kernel is asked each time."""
+        return _leads_group(self.pid) if self._group is None else self._group
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and, if it leads a group, to all of that; nothing once it is reaped."""
@@ -110,7 +114,7 @@ class Reaper:
 
     def adopt(self, pid: int) -> Child:
         """Return the child for a process that a zygote forked and that is ours now, even if it has ended already."""
-        child = self._register(pid, _leads_group(pid))
+        child = self._register(pid, None)
         if pid in self._unclaimed:
             self._children.pop(pid)
             child.exit.set_result(self._unclaimed.pop(pid))
@@ -127,7 +131,7 @@ class Reaper:
                 return
             self._collect(ended.si_pid)
 
-    def _register(self, pid: int, group: bool) -> Child:
+    def _register(self, pid: int, group: bool | None) -> Child:
         child = Child(pid, self._kill, group)
         self._children[pid] = child
         return child

@@ -97,6 +97,8 @@ class Run:
         event, failure = await self._outcome()
         try:
             await self._conclude(event, failure)
+        except Exception:
+            log.exception("run %s could not be concluded", self.params.run_uid)
         finally:
             self.finished.set()
 

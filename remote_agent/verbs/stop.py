@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
+from remote_agent.agentd.daemon import take_lock
 from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import Client
@@ -49,8 +51,8 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 def _wait_gone(state: StateDir) -> None:
     give_up = time.monotonic() + DEADLINE_S
-    while (link := connect(state)) is not None:
-        link.close()
+    while (lock := take_lock(state)) is None:
         if time.monotonic() > give_up:
             raise LaunchError(f"the agent of {state.root} does not end")
         time.sleep(POLL_S)
+    os.close(lock)

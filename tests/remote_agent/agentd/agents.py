@@ -206,7 +206,7 @@ class Watcher(Client):
 
     def everything(self, up_to_seq: int) -> list[Event]:
         """Return events until one of that seq."""
-        events = []
+        events: list[Event] = []
         while not events or events[-1].seq < up_to_seq:
             events.append(self.next_event(lambda _: True))
         return events

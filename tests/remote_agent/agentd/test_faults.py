@@ -155,6 +155,7 @@ def test_a_run_that_waits_for_a_zygote_that_dies_gets_a_fresh_worker_and_says_wh
         client.begin(params)
         client.stage(params.run_uid, "init")
         zygote = eventually(lambda: pid_of(client, "zygote"), "the zygote starts")
+        assert zygote is not None
         os.kill(zygote, signal.SIGKILL)
         run = client.finished(params.run_uid)
 
