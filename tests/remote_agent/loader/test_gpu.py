@@ -110,6 +110,7 @@ def test_a_load_given_up_leaves_no_thread_and_no_memory(gpu: CudaDevice, large: 
 
 def test_more_than_the_gpu_has_is_refused_with_numbers(gpu: CudaDevice, large: Checkpoint) -> None:
     """Memory that is not there is a LoadError with what is needed and what is free."""
+    torch.cuda.empty_cache()  # what earlier tests left with torch would be handed out again
     free, _ = gpu.memory()
     held = torch.empty(free - (64 << 20), dtype=torch.uint8, device=gpu.torch_device)
 
