@@ -182,6 +182,7 @@ class Zygotes:
     def stop(self) -> None:
         for zygote in self._zygotes.values():
             zygote.retire("the agent is ending")
+            zygote.stderr.unlink(missing_ok=True)
         self._zygotes.clear()
 
     def _get(self, python: tuple[str, ...], environment: Mapping[str, str]) -> Zygote:
