@@ -65,16 +65,14 @@ def _fits_as_named(model: Any, tensors: Mapping[str, torch.Tensor], dtype: torch
     from transformers.core_model_loading import WeightConverter
 
     expected = model.state_dict(keep_vars=True)
-    if (
-        set(expected) != set(tensors)
-        or getattr(model.config, "tie_word_embeddings", False)
-        or _dtype_plan(model, dtype)
-    ):
+    # Tied ones of submodels are among these keys too, and an encoder whose configuration ties nothing has none.
+    if set(expected) != set(tensors) or getattr(model, "all_tied_weights_keys", True) or _dtype_plan(model, dtype):
         return False
     if any(isinstance(entry, WeightConverter) for entry in get_model_conversion_mapping(model) or ()):
         return False
     return all(
-        tensor.shape == expected[name].shape and (tensor.dtype == dtype or not tensor.is_floating_point())
+        tensor.shape == expected[name].shape
+        and tensor.dtype == (dtype if expected[name].is_floating_point() else expected[name].dtype)
         for name, tensor in tensors.items()
     )
 
@@ -86,8 +84,9 @@ def _dtype_plan(model: Any, dtype: torch.dtype) -> Any:
 
 def _fill_as_named(model: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[set[str], set[str], Mismatches]:
     model.load_state_dict(dict(tensors), strict=True, assign=True)
-    for parameter in model.parameters():
-        parameter._is_hf_initialized = True
+    # Without the mark the next call would fill them anew, persistent buffers (a norm's running mean) among them.
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
     # As transformers does after a load: fills the buffers that a model computes only here.
     model.initialize_weights()
     return set(), set(), set()
