@@ -19,6 +19,7 @@ from remote_agent.protocol.messages import (
     StageChanged,
     StageRecord,
     StageStatus,
+    UnknownData,
 )
 
 
@@ -85,6 +86,8 @@ def _describe(event: Event, state: NodeState) -> tuple[str, str]:
         return "info", _resident_line(data)
     if isinstance(data, Finding):
         return data.severity, data.text
+    if isinstance(data, UnknownData) and data.problem is not None:
+        return "warning", f"event {event.seq} can't be read by this version: {data.problem}"
     return "info", f"an event of a kind this version does not know: {event.kind}"
 
 

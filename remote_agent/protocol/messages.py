@@ -334,9 +334,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class UnknownData:
-    """Event data of a kind that this version does not know; kept, never guessed at."""
+    """Event data that this version can't read; kept, never guessed at.
+
+    ``problem``: what in them does not fit their kind; None where the kind itself is not known.
+    """
 
     raw: object
+    problem: str | None = None
 
 
 EventData = Union[

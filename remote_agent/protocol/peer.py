@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Union
 
 from remote_agent.protocol.codec import DecodeError, decode, encode
@@ -66,8 +66,9 @@ Incoming = Union[Request, BadRequest, Reply, ErrorReply, Notification]
 class Peer:
     """Keeps the ids of one conversation and checks every message against its type.
 
-    A request with bad parameters becomes a `BadRequest`; anything else that does
-    not fit raises ProtocolError, after which the stream must be closed.
+    A request with bad parameters becomes a `BadRequest`, data of an event that do not fit
+    its kind stay in it as `UnknownData`; anything else that does not fit raises
+    ProtocolError, after which the stream must be closed.
     """
 
     def __init__(self) -> None:
@@ -155,7 +156,7 @@ def _parse_notification(message: Mapping[str, object]) -> Incoming:
     try:
         params: object = decode(NOTIFICATIONS[name], message.get("params", {}))
         if isinstance(params, Event):
-            return Notification(name, decode_event(params), params.data)
+            return Notification(name, _read_event(params), params.data)
         return Notification(name, params)
     except DecodeError as error:
         raise ProtocolError(f"a notification does not fit: {name}: {error}"[:500]) from error
@@ -181,5 +182,12 @@ def decode_event(event: Event) -> Event:
     Raises: DecodeError if the data do not fit the kind.
     """
     cls = EVENT_KINDS.get(event.kind)
-    data: object = UnknownData(event.data) if cls is None else decode(cls, event.data, path=event.kind)
-    return Event(event.seq, event.run_uid, event.t_mono_ns, event.t_wall_ns, event.kind, data)
+    return replace(event, data=UnknownData(event.data) if cls is None else decode(cls, event.data, path=event.kind))
+
+
+def _read_event(event: Event) -> Event:
+    """Return ``event`` decoded, unreadable data included: as a breach it would end each replay for ever."""
+    try:
+        return decode_event(event)
+    except DecodeError as error:
+        return replace(event, data=UnknownData(event.data, str(error)[:500]))

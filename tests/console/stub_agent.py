@@ -142,6 +142,7 @@ class Stub:
             ),
             "duplicates": lambda: self.send(b"".join(finding(seq, str(seq)) for seq in (1, 2, 2, 1, 3))),
             "unknown kind": lambda: self.send(event(1, "new.kind", {"a\x1b[2J": ["\x1b[2J", 1.5, None, True]})),
+            "unreadable": lambda: self.send(event(1, "run.stage", {"stage": "\x1b[2J"}) + finding(2, "after it")),
             "unknown notification": lambda: self.send(frame({"method": "shutdown-now", "params": {}})),
             "asks": lambda: self.send(frame({"id": 1, "method": "hello", "params": {"client": "x"}})),
             "unasked answer": lambda: self.send(frame({"id": 4711, "result": {}})),

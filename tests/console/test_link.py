@@ -128,6 +128,18 @@ async def test_an_event_of_an_unknown_kind_is_passed_on_cleaned(tmp_path: Path) 
     assert kept.events[0][1].data == UnknownData({"a": ("", 1.5, None, True)})
 
 
+async def test_an_event_that_can_t_be_read_is_passed_on_and_the_link_stays(tmp_path: Path) -> None:
+    """It is stored as it was sent and acknowledged like any other, or no later one would ever come."""
+    async with linked(node("unreadable"), tmp_path) as (_, kept):
+        await soon(lambda: len(kept.events) == 2, "the event after it")
+
+    _, event, raw_json = kept.events[0]
+    assert isinstance(event.data, UnknownData)
+    assert event.data.problem == "run.stage.stage: expected a table, got text"
+    assert json.loads(raw_json) == {"stage": "\x1b[2J"}
+    assert not kept.saw(LinkStatus.DISCONNECTED)
+
+
 @pytest.mark.parametrize(("script", "theirs"), [("future mark", "7 to 9"), ("future hello", "9")])
 async def test_a_future_protocol_is_final_and_says_what_to_upgrade(tmp_path: Path, script: str, theirs: str) -> None:
     """No retry mends a version; `retry_now` tries again all the same."""

@@ -298,6 +298,15 @@ def test_what_this_version_does_not_know_becomes_a_log_line() -> None:
     assert state.seq == 1
 
 
+def test_an_event_that_can_t_be_read_becomes_a_warning() -> None:
+    """The line has its number and what does not fit, and later events are applied."""
+    state = greeted(event(1, UnknownData([], "run.stage: expected a table, got a list")), event(2, UnknownData(0)))
+
+    assert (state.log[0].severity, state.seq) == ("warning", 2)
+    assert "event 1 " in state.log[0].text
+    assert "run.stage: expected a table, got a list" in state.log[0].text
+
+
 def test_gaps_and_findings_are_said() -> None:
     """What was lost and what the console itself noticed stand in the log with their severity."""
     state = greeted(GapReceived(Gap(3, 9)), LocalFinding(5, Finding("clock", "warning", "clock jumped")))

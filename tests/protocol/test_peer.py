@@ -11,6 +11,7 @@ from hypothesis import given
 
 from remote_agent.protocol.framing import ProtocolError
 from remote_agent.protocol.messages import (
+    EVENT_KINDS,
     METHODS,
     AckParams,
     Empty,
@@ -87,6 +88,22 @@ def test_events_arrive_with_their_kind_s_data() -> None:
         Notification("event", Event(2, None, 2, 3, "run.teleported", UnknownData({"where": "mars"}))),
     ]
     assert client.feed(server.notify("gap", Gap(1, 2))) == [Notification("gap", Gap(1, 2))]
+
+
+@pytest.mark.parametrize("kind", EVENT_KINDS)
+def test_an_event_whose_data_do_not_fit_is_kept_and_says_why(kind: str) -> None:
+    """It is durable: a conversation that ended for it would end at each replay, and never get past it."""
+    odd = Event(7, None, 2, 3, kind, ["not", "a", "table"])
+    after = Event(8, None, 2, 3, "finding", Finding("code", "info", "text"))
+
+    read, following = Peer().feed(Peer().notify("event", odd) + Peer().notify("event", after))
+
+    assert isinstance(read, Notification)
+    assert isinstance(read.params, Event)
+    assert read.params.seq == 7
+    assert read.params.data == UnknownData(["not", "a", "table"], f"{kind}: expected a table, got a list")
+    assert read.raw == ["not", "a", "table"]
+    assert following == Notification("event", after)
 
 
 @given(st.binary(max_size=200))
