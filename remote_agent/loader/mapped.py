@@ -62,17 +62,22 @@ def map_shards(checkpoint: Checkpoint, shards: OpenShards, progress: Progress) -
 
 
 def measure_map_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:
-    """Return the bytes a second at which this path brings in pages that are cached already: what no disk is part of."""
+    """Return the bytes a second at which this path brings in pages that are cached already: what no disk is part of.
+
+    At most `CEILING_BYTES` are brought in. None where that can't be done once more: the load itself is over.
+    """
     headers = [(header, shard) for shard, header in enumerate(checkpoint.shards) if header.data_bytes]
     if not headers:
         return None
     header, shard = max(headers, key=lambda item: item[0].data_bytes)
-    content = _map(header, shards.descriptors[shard])
     length = min(header.size_bytes, CEILING_BYTES)
-    begun = time.perf_counter_ns()
-    _bring_in(content, shards, shard, header, 0, length)
-    taken_ns = time.perf_counter_ns() - begun
-    content.close()
+    try:
+        with _map(header, shards.descriptors[shard]) as content:
+            begun = time.perf_counter_ns()
+            _bring_in(content, shards, shard, header, 0, length)
+            taken_ns = time.perf_counter_ns() - begun
+    except (MapRefused, LoadError):
+        return None
     return length / max(taken_ns, 1) * 1e9
 
 
@@ -95,17 +100,24 @@ def read_shards(
 
 
 def measure_read_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:
-    """Return the bytes a second at which bytes just read, and so cached, are read again into one small buffer."""
+    """Return the bytes a second at which bytes just read, and so cached, are read again into one small buffer.
+
+    None where that can't be done once more: the load itself is over.
+    """
     headers = [(header, shard) for shard, header in enumerate(checkpoint.shards) if header.data_bytes]
     if not headers:
         return None
     header, shard = max(headers, key=lambda item: item[0].data_bytes)
     length = min(header.data_bytes, BLOCK_BYTES)
     view = memoryview(bytearray(length))
-    shards.read(shard, 0, view)
-    begun = time.perf_counter_ns()
-    shards.read(shard, 0, view)
-    return length / max(time.perf_counter_ns() - begun, 1) * 1e9
+    try:
+        shards.read(shard, 0, view)
+        begun = time.perf_counter_ns()
+        shards.read(shard, 0, view)
+        taken_ns = time.perf_counter_ns() - begun
+    except LoadError:
+        return None
+    return length / max(taken_ns, 1) * 1e9
 
 
 def _map(header: Header, descriptor: int) -> mmap.mmap:

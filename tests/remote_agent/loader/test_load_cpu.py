@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -227,6 +228,28 @@ def test_a_page_that_cannot_be_brought_in_is_read_instead(tmp_path: Path, monkey
 
         assert loaded.path == path
         assert verify(checkpoint, loaded.tensors).is_equal
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENODEV])
+def test_a_ceiling_that_cannot_be_measured_fails_no_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The tensors are there by then: one more map that is refused costs the figure alone."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [4])])))
+    real, made = mmap.mmap, []
+
+    def map_once(*arguments: Any, **options: Any) -> mmap.mmap:
+        if made:
+            raise OSError(number, os.strerror(number))
+        made.append(real(*arguments, **options))
+        return made[0]
+
+    monkeypatch.setattr(mapped.mmap, "mmap", map_once)
+
+    loaded = load_on_cpu(checkpoint)
+
+    assert (loaded.path, loaded.ceiling_bytes_s) == ("mapped", None)
+    assert verify(checkpoint, loaded.tensors).is_equal
 
 
 def test_a_progress_that_raises_ends_the_load(tmp_path: Path) -> None:
