@@ -144,7 +144,7 @@ def judge_cache(counts: Mapping[str, int], artefacts: int, new_artefacts: int) -
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the largest difference as a share of the largest value of ``one``; infinite where either is not finite."""
-    if one.shape != other.shape or not bool(torch.isfinite(other).all()):
+    if one.shape != other.shape or not all(bool(torch.isfinite(tensor).all()) for tensor in (one, other)):
         return float("inf")
     scale = float(one.float().abs().max()) or 1.0
     return float((one.float() - other.float()).abs().max()) / scale

@@ -165,4 +165,5 @@ def test_a_difference_is_relative_and_nan_is_never_near() -> None:
 
     assert largest_difference(one, torch.tensor([1.0, -4.2])) == pytest.approx(0.05)
     assert largest_difference(one, torch.tensor([1.0, float("nan")])) == float("inf")
+    assert largest_difference(torch.tensor([1.0, float("nan")]), one) == float("inf")
     assert largest_difference(one, torch.zeros(3)) == float("inf")
