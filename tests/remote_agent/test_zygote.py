@@ -178,7 +178,8 @@ def test_a_fork_without_its_descriptors_is_refused(tmp_path: Path) -> None:
 def test_an_initialised_driver_is_a_hazard(tmp_path: Path, code: int, is_refused: bool) -> None:
     """A driver library is asked, not initialised: 3 is its word for 'not yet'."""
     compiler = shutil.which("gcc")
-    assert compiler is not None
+    if compiler is None:
+        pytest.fail("this test builds a library: install the Debian package gcc")
     source = tmp_path / "driver.c"
     source.write_text(f"int cuDeviceGetCount(int *count) {{ *count = 1; return {code}; }}\n")
     library = tmp_path / "libcuda.so.1"
