@@ -50,7 +50,7 @@ class ConsoleScreen(_Common, Screen[None], inherit_bindings=False):
 
     BINDINGS: ClassVar[list[BindingType]] = FOCUS_BINDINGS
     ESCAPE_TO_MINIMIZE = False
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-wide")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-wide")]  # noqa: RUF012 (Textual declares it so)
     is_drawn = False
     """Set once there is something to show frames on."""
 

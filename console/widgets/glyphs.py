@@ -6,15 +6,17 @@ once more, whatever its source, and reduced to ASCII where that was asked for.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from console.clean import clean
 
 TEXT_LIMIT = 1000
+REMEMBERED = 200
 
 _ASCII = str.maketrans(
     {
-        "×": "x", "°": "", "−": "-", "±": "+-", "·": "-", "…": "..", "→": "->", "Δ": "+/-", "—": "-", "–": "-",
+        "×": "x", "°": "", "−": "-", "±": "+-", "·": "-", "…": "~", "→": "->", "Δ": "+/-", "—": "-", "–": "-",
         "✔": "+", "●": "*", "✖": "!", "○": "o", "◌": ".", "◆": "*", "▲": "^", "▸": ">", "⏎": "|",
         "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "|", "▎": "|", "▏": "|", "░": ".", "▒": ":",
         "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#", "▕": "|",
@@ -32,13 +34,25 @@ class Glyphs:
     ascii_only: bool = False
 
     def text(self, text: str, limit: int = TEXT_LIMIT) -> str:
-        """Return ``text`` as one line that can't do anything to a terminal."""
-        if not (text.isascii() and text.isprintable()) or len(text) > limit:
-            text = clean(text, limit)
-            if self.ascii_only:
-                text = text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
-        return text
+        """Return ``text`` as one line of at most ``limit`` characters that can't do anything to a terminal."""
+        if len(text) <= limit and text.isascii() and text.isprintable():
+            return text
+        return (
+            _remembered(text, limit, self.ascii_only)
+            if len(text) <= REMEMBERED
+            else _cleaned(text, limit, self.ascii_only)
+        )
 
+
+def _cleaned(text: str, limit: int, ascii_only: bool) -> str:
+    text = clean(text, limit)
+    if not ascii_only:
+        return text
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")[:limit]
+
+
+_remembered = functools.lru_cache(8192)(_cleaned)
+"""Frames, bars and signs come again in every panel of every frame."""
 
 UNICODE = Glyphs()
 ASCII = Glyphs(ascii_only=True)

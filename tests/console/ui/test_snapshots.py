@@ -1,0 +1,53 @@
+"""Pictures of every screen at one frozen moment; a change of looks is seen before it is merged.
+
+``pytest tests/console/ui/test_snapshots.py --snapshot-update`` takes them anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from textual.pilot import Pilot
+
+from console.app import GlowplugApp
+from tests.console.ui.driving import make_app, press, settle
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="pictures are compared on one pinned Python, 3.11"
+)
+
+PICTURES = {
+    "fleet dark": ((120, 40), (), {}),
+    "fleet light": ((120, 40), (), {"theme": "glowplug-light"}),
+    "fleet 80x24": ((80, 24), (), {}),
+    "fleet 40x12": ((40, 12), (), {}),
+    "fleet list": ((160, 24), ("g", "down", "space"), {}),
+    "fleet ascii": ((80, 24), (), {"ascii": True}),
+    "fleet paused and filtered": ((120, 24), ("slash", *"tag:eu -state:cold", "enter", "p"), {}),
+    "launch": ((120, 40), ("w",), {}),
+    "launch 40x12": ((40, 12), ("w",), {}),
+    "confirm": ((120, 40), ("right", "space", "right", "right", "space", "x"), {}),
+    "run live": ((120, 36), ("right", "enter"), {}),
+    "run ready": ((120, 36), ("enter", "d"), {}),
+    "run failed 80x24": ((80, 24), ("right", "right", "enter"), {}),
+    "run 40x12": ((40, 12), ("enter",), {}),
+    "history": ((120, 36), ("h",), {}),
+    "history light": ((120, 36), ("h",), {"theme": "glowplug-light"}),
+    "help": ((120, 40), ("question_mark",), {}),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_screen_looks_as_it_did(name: str, snap_compare: Callable[..., bool]) -> None:
+    """Glyphs, words, colours, places."""
+    size, keys, options = PICTURES[name]
+    app: GlowplugApp = make_app(**options)
+
+    async def before(pilot: Pilot[int]) -> None:
+        await settle(app, pilot)
+        await press(app, pilot, *keys)
+        await settle(app, pilot)
+
+    assert snap_compare(app, run_before=before, terminal_size=size)
