@@ -3,13 +3,13 @@
 Everything lies in one directory: model, agent, keys, the nodes' homes, history, log.
 The server is a process of its own (`console.transports.embedded`) that ends with
 this one however it ends, and then ends every node and, unless it was named by the
-operator, removes the directory. Linux only, as the agent is.
+operator, removes the directory. Killed together they leave that to the next demo
+(`console.demo_lock`). Linux only, as the agent is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Self
 import remote_agent
 from console.config import Config
 from console.config_nodes import Node, shell_problem
+from console.demo_lock import LOCK_NAME, TEMPORARY_PREFIX, claim, sweep_temporary
 from console.demo_model import write_checkpoint
 from console.demo_teardown import MARK, end_nodes
 from console.errors import GlowplugError, UsageError
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from console.transports.embedded import ServerReady
 
 RECIPE = "demo"
-LOCK_NAME = "glowplug-demo.lock"
 STOP_S = 45.0
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
@@ -120,7 +120,10 @@ class EmbeddedFleet:
     def _claim_directory(self) -> Path:
         wanted = self._settings.directory
         if wanted is None:
-            return Path(tempfile.mkdtemp(prefix="glowplug-demo-")).resolve()
+            sweep_temporary()
+            wanted = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX)).resolve()
+            self._lock = claim(wanted, self._mark)
+            return wanted
         wanted = wanted.expanduser().resolve()
         problem = shell_problem(str(wanted))
         if problem:
@@ -128,13 +131,10 @@ class EmbeddedFleet:
         if wanted.is_dir() and any(wanted.iterdir()) and not (wanted / LOCK_NAME).exists():
             raise UsageError(f"{wanted} holds other files; name an empty or a new directory")
         wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = (wanted / LOCK_NAME).open("a", encoding="utf-8")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = claim(wanted, self._mark)
         except BlockingIOError:
-            self._lock.close()
-            self._lock = None
-            raise UsageError(f"another demo runs in {wanted}") from None
+            raise UsageError(f"another demo runs in {wanted}, or is being ended") from None
         return wanted
 
     def _write_model(self) -> Path:
@@ -160,6 +160,7 @@ class EmbeddedFleet:
             nodes.append(ServerNode(name, str(home), str(self._state(name)), self._environment(name)))
         remove = self._settings.directory is None
         order = ServerOrder(str(self.directory), str(keys), self._mark, tuple(nodes), remove)
+        assert self._lock is not None
         with (self.directory / "server.log").open("ab") as log:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-m", "console.transports.embedded"],
@@ -167,6 +168,7 @@ class EmbeddedFleet:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": _with_our_packages(os.environ.get("PYTHONPATH"))},
+                pass_fds=(self._lock.fileno(),),  # the directory stays locked until the server, too, has ended
                 start_new_session=True,  # Ctrl-C is the console's, which then ends the server in order
             )
         assert self._server.stdin is not None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 from safetensors import safe_open
@@ -198,33 +199,85 @@ async def test_when_the_server_is_killed_its_nodes_end_all_the_same(tmp_path: Pa
 
 def test_when_the_console_is_killed_its_nodes_end_all_the_same(tmp_path: Path) -> None:
     """SIGKILL leaves nobody to clean up but the server, which sees its lifeline end."""
-    program = f"""
+    with Console(checkpoint(tmp_path), None) as console:
+        console.kill()
+
+        soon(lambda: not marked_processes(console.mark), "nodes are still running")
+        soon(lambda: not console.directory.exists(), "the temporary directory is still there")
+
+
+def test_what_a_console_and_server_killed_together_leave_is_ended_by_the_next_demo(tmp_path: Path) -> None:
+    """Nobody is left to clean up, so a later demo does, in whatever directory it runs itself."""
+    model = checkpoint(tmp_path)
+    with Console(model, None) as console:
+        console.kill_server()
+        console.kill()
+        assert marked_processes(console.mark)
+
+        with EmbeddedFleet(DemoSettings(1, model)) as demo:
+            assert marked_processes(console.mark) == ()
+            assert not console.directory.exists()
+            assert demo.directory.exists()
+
+
+async def test_a_named_directory_is_taken_over_once_nobody_is_left_to_end_what_was_in_it(tmp_path: Path) -> None:
+    """While the server of a killed console ends its nodes there, another demo's would be ended with them."""
+    settings = DemoSettings(1, checkpoint(tmp_path), tmp_path / "demo")
+    with Console(settings.model, settings.directory) as console:
+        os.kill(console.server, signal.SIGSTOP)
+        console.kill()
+        with pytest.raises(UsageError, match="another demo"), EmbeddedFleet(settings):
+            pass
+        console.kill_server()
+
+        with EmbeddedFleet(settings) as demo:
+            assert marked_processes(console.mark) == ()
+            assert await probe_all(demo)
+
+
+class Console:
+    """A demo in a process of its own, its one node's agent running; killed at the end if it was not before."""
+
+    def __init__(self, model: Path | None, directory: Path | None) -> None:
+        program = """
 import asyncio, sys
 from pathlib import Path
 from console.demo import DemoSettings, EmbeddedFleet
 from tests.console.test_demo import probe_all
-with EmbeddedFleet(DemoSettings(1, Path({str(checkpoint(tmp_path))!r}))) as demo:
+model, directory = (Path(word) if word else None for word in sys.argv[1:])
+with EmbeddedFleet(DemoSettings(1, model, directory)) as demo:
     asyncio.run(probe_all(demo))
-    print(demo._mark, demo.directory, flush=True)
+    print(demo._mark, demo._server.pid, demo.directory, flush=True)
     sys.stdin.read()
 """
-    console = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert console.stdout is not None
-    assert console.stdin is not None
-    mark, directory = console.stdout.readline().split()
-    assert marked_processes(mark)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, str(model or ""), str(directory or "")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        assert self._process.stdout is not None
+        self.mark, server, place = self._process.stdout.readline().split()
+        self.server, self.directory = int(server), Path(place)
+        assert marked_processes(self.mark)
 
-    console.send_signal(signal.SIGKILL)
-    console.wait()
+    def __enter__(self) -> Self:
+        return self
 
-    soon(lambda: not marked_processes(mark), "nodes are still running")
-    soon(lambda: not Path(directory).exists(), "the temporary directory is still there")
-    console.stdin.close()
-    console.stdout.close()
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def kill_server(self) -> None:
+        """Kill the server and wait until it holds nothing; somebody else may have to reap it."""
+        os.kill(self.server, signal.SIGKILL)
+        soon(lambda: not any(Path(f"/proc/{self.server}/fd").glob("*")), "the server is still there")
