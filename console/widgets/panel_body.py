@@ -126,14 +126,19 @@ def _resting(state: NodeState, width: int, moment: Moment) -> list[Line]:
     last: Line = (("no run yet", "muted"),)
     strip: Line = BLANK
     if run is not None:
-        wall = duration_text(run.wall_ns) if run.wall_ns is not None else "?"
-        word = run_word(run.state.value, is_known=True)[0].split()[-1]
-        released = ", since released" if run.state is RunState.READY and not state.residents else ""
-        last = (("last ", "muted"), (run.recipe, "text"), (f" {word} after {wall}{released}", "muted"))
+        last = _last_words(run, is_warm=bool(state.residents))
         strip = _strip_line(run, run.wall_ns, width)
     key = moment.key("fleet.warm")
     hint: Line = ((key, "key"), (" warms a model here", "muted")) if key else BLANK
     return [last, hint, BLANK, strip]
+
+
+def _last_words(run: RunView, *, is_warm: bool) -> Line:
+    wall = duration_text(run.wall_ns) if run.wall_ns is not None else "?"
+    if run.state is RunState.READY:
+        return ("last ", "muted"), (wall, "text"), ("" if is_warm else ", since released", "muted")
+    word = run_word(run.state.value, is_known=True)[0].split()[-1]
+    return ("last ", "muted"), (run.recipe, "text"), (f" {word} after {wall}", "muted")
 
 
 def _failed(state: NodeState, width: int, moment: Moment) -> list[Line]:

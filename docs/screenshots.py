@@ -1,0 +1,87 @@
+"""Takes the pictures in ``docs/images`` from the app over a real embedded fleet: ``python docs/screenshots.py``.
+
+Each node really warms the demo's model on this machine, so figures differ from run to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from console.app import GlowplugApp
+from console.demo import RECIPE, DemoSettings, EmbeddedFleet
+from console.fleet import Fleet
+from console.screens.run import RunScreen
+from console.state import NodeState
+from remote_agent.protocol.messages import Actor
+
+IMAGES = Path(__file__).parent / "images"
+NODES = 6
+FLEET_SIZE, RUN_SIZE = (120, 18), (120, 30)
+DEADLINE_S = 180.0
+POLL_S = 0.02
+
+
+async def take(demo: EmbeddedFleet) -> None:
+    """Warm most nodes, let some go, start one again; write the fleet in mid-flight and that run once it is ready."""
+    locations = demo.locations
+    fleet = Fleet(demo.config, locations.history_file, parallel=3, actor=Actor("operator", "workstation"))
+    app = GlowplugApp(fleet, title="embedded", runs_outlive=False)
+    async with app.run_test(size=FLEET_SIZE) as pilot:
+        for name in fleet.nodes:
+            await until(lambda name=name: fleet.state(name).is_known, pilot)
+        first, second, third, fourth, fifth, _ = fleet.nodes
+        for name in (first, second, third, fourth, fifth, *(first, second, third, fifth) * 4):
+            await fleet.release(name)
+            await warm(fleet, name, pilot)
+        await fleet.release(second)
+        await fleet.release(fifth)
+        run_uid = await fleet.warm(second, RECIPE)
+        await until(lambda: is_well_under_way(fleet.state(second)), pilot)
+        save(app, "fleet.svg")
+
+        await fleet.wait(second, run_uid, DEADLINE_S)
+        await fleet.flush()
+        await pilot.resize_terminal(*RUN_SIZE)
+        screen = RunScreen(second, run_uid)
+        app.push_screen(screen)
+        await until(lambda: screen.detail is not None and screen.has_log, pilot)
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        save(app, "run.svg")
+
+
+async def warm(fleet: Fleet, name: str, pilot: Pilot[int]) -> None:
+    run_uid = await fleet.warm(name, RECIPE)
+    await fleet.wait(name, run_uid, DEADLINE_S)
+    await until(lambda: bool(fleet.state(name).residents), pilot)
+
+
+def is_well_under_way(state: NodeState) -> bool:
+    """Whether enough stages are over for the picture to show some, and one runs."""
+    run = state.run
+    return run is not None and run.current_stage is not None and run.current_stage.name in ("compile", "first_request")
+
+
+async def until(condition: Callable[[], bool], pilot: Pilot[int]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await pilot.pause(POLL_S)
+
+
+def save(app: GlowplugApp, name: str) -> None:
+    app.frame()
+    (IMAGES / name).write_text(app.export_screenshot(title="glowplug"), encoding="utf-8")
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with EmbeddedFleet(DemoSettings(nodes=NODES)) as demo:
+        asyncio.run(take(demo))
+
+
+if __name__ == "__main__":
+    main()
