@@ -179,6 +179,7 @@ class Session:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(LinkLost(reason))
+                future.exception()  # whoever asked may have been cancelled and never look
         for task in (self._acking, self._reading):
             if task is not None:
                 task.cancel()

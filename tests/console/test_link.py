@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 from pathlib import Path
@@ -16,6 +17,7 @@ from console.clean import clean, clean_record
 from console.config_nodes import Node
 from console.errors import NodeUnreachable, RequestRefused
 from console.link import Timing, backoff_s
+from console.link_session import Session
 from console.state import LinkStatus
 from remote_agent.protocol.messages import Empty, Finding, Probe, RunUidParams, UnknownData
 from tests.console.links import QUICK, Kept, linked, soon
@@ -326,6 +328,48 @@ async def test_an_error_of_our_own_is_logged_and_shown_but_never_raised(
 
     assert any("internal error: RuntimeError: a bug" in str(state.reason) for state in kept.states)
     assert "link failed" in caplog.text
+
+
+async def test_a_request_given_up_while_the_link_ends_leaves_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    """Its answer's failure is nobody's to look at, and no line in the log."""
+
+    class Stuck:
+        def __init__(self) -> None:
+            self.cancelled, self.ended = asyncio.Event(), asyncio.Event()
+
+        async def read(self) -> bytes:
+            await self.ended.wait()
+            return b""
+
+        async def write(self, data: bytes) -> None:
+            try:
+                await self.ended.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                await self.ended.wait()
+                raise
+
+        async def close(self) -> None:
+            self.ended.set()
+
+        def abort(self) -> None:
+            self.ended.set()
+
+        def exit_reason(self) -> str | None:
+            return None
+
+    stream = Stuck()
+    session = Session(stream, "token", "me", lambda _: 0, Kept(), Timing())
+    asking = asyncio.ensure_future(session.request("probe", Empty(), 5.0))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await stream.cancelled.wait()
+    await session.close("stopped")
+    await asyncio.wait({asking})
+    del asking  # its error's frames hold the answer
+    gc.collect()
+
+    assert not caplog.records
 
 
 async def test_a_stopped_link_can_start_again(tmp_path: Path) -> None:
