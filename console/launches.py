@@ -136,7 +136,7 @@ class Launches:
             if known == "over":
                 return
             try:
-                known = await session.until(lambda state: _over_or_found(state, run_uid), self._lost_s)
+                await session.until(lambda state: _over_or_found(state, run_uid), self._lost_s)
             except TimeoutError:
                 log.info("%s: out of reach, its place goes to another", session.node.name)
                 return
@@ -155,12 +155,8 @@ def _over_or_lost(state: NodeState, run_uid: str) -> str | None:
     return None if state.is_known else "lost"
 
 
-def _over_or_found(state: NodeState, run_uid: str) -> str | None:
-    return "found" if state.is_known else _over_or_lost(state, run_uid) if _is_over(state, run_uid) else None
-
-
-def _is_over(state: NodeState, run_uid: str) -> bool:
-    return _over_or_lost(state, run_uid) == "over"
+def _over_or_found(state: NodeState, run_uid: str) -> bool | None:
+    return True if state.is_known or _over_or_lost(state, run_uid) == "over" else None
 
 
 async def _until_lost_or_later(session: Session) -> None:
