@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,16 +16,14 @@ import pytest
 
 from console.config_nodes import Node
 from tests.console import stub_agent
+from tests.needs import need
 
 STUB = Path(stub_agent.__file__)
 DEADLINE_S = 20.0
 
 
 def sshd_binary() -> str:
-    found = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
-    if found is None:
-        pytest.fail("these tests need OpenSSH's server: install the Debian package openssh-server")
-    return found
+    return need("sshd", "openssh-server")
 
 
 def free_port() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from console.transports.ssh_target import resolve
 from remote_agent.protocol.messages import Empty, Probe
 from tests.console.links import Kept, gate, linked, soon
 from tests.console.sshd import Sshd, free_port, make_key
+from tests.needs import need
 
 pytestmark = pytest.mark.ssh
 
@@ -92,10 +92,7 @@ async def test_a_link_over_ssh_connects_and_answers(serve: Callable[..., Sshd], 
 @pytest.mark.parametrize("shell", SHELLS)
 async def test_any_login_shell_starts_the_agent(serve: Callable[..., Sshd], tmp_path: Path, shell: str) -> None:
     """bash, dash, zsh, fish and csh read the command alike."""
-    binary = shutil.which(shell)
-    if binary is None:
-        message = f"needs the Debian package {SHELLS[shell]}"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    binary = need(shell, SHELLS[shell])
     async with linked(serve(shell=binary).node(state_directory="~/a b/é"), tmp_path) as (_, kept):
         await soon(connected(kept), "connected")
 

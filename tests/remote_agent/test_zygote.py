@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from remote_agent.protocol.internal import (
     ZygoteRefused,
 )
 from remote_agent.protocol.messages import CompilePolicy, FirstRequest, StageStatus
+from tests.needs import need
 from tests.remote_agent import checkpoints
 from tests.remote_agent.pipeline.models import recipe_for
 from tests.remote_agent.worker_ends import (
@@ -80,6 +80,7 @@ def test_a_forked_worker_warms_a_model(zygote: Zygote, tmp_path: Path) -> None:
 
 def test_forked_workers_compile_without_hanging_and_share_their_cache(zygote: Zygote, tmp_path: Path) -> None:
     """Dynamo, Inductor and gcc run in forks of what only imported them; the second finds what the first built."""
+    need("g++", "g++")
     folder = checkpoints.write_bert(tmp_path / "model")
     recipe = recipe_for(folder, compile=CompilePolicy("layer"), request=FirstRequest(prompt_tokens=6))
     spans = []
@@ -177,9 +178,7 @@ def test_a_fork_without_its_descriptors_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("code", "is_refused"), [(0, True), (3, False), (100, True)])
 def test_an_initialised_driver_is_a_hazard(tmp_path: Path, code: int, is_refused: bool) -> None:
     """A driver library is asked, not initialised: 3 is its word for 'not yet'."""
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.fail("this test builds a library: install the Debian package gcc")
+    compiler = need("gcc", "gcc")
     source = tmp_path / "driver.c"
     source.write_text(f"int cuDeviceGetCount(int *count) {{ *count = 1; return {code}; }}\n")
     library = tmp_path / "libcuda.so.1"

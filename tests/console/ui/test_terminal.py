@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.needs import need
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 100.0
@@ -59,8 +60,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    if shutil.which("tmux") is None:
-        pytest.fail("this test drives a terminal: install the Debian package tmux")
+    need("tmux", "tmux")
     terminal = Terminal(tmp_path)
     yield terminal
     terminal.close()
