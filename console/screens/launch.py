@@ -120,7 +120,7 @@ class LaunchScreen(ConsoleScreen):
 
     def _show_counts(self) -> None:
         nodes = self.nodes
-        label = f"Warm {counted(len(nodes), 'node')}…" if nodes else "Warm: choose nodes"
+        label = f"Warm {counted(len(nodes), 'node')}…" if nodes else "Choose nodes"
         self._button.label = Content(self.glyphs.text(label))
         self._button.disabled = not nodes or self.recipe is None or self.console_app.read_only
 

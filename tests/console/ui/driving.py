@@ -52,6 +52,7 @@ async def settle(app: GlowplugApp, pilot: Pilot[int]) -> None:
     await app.workers.wait_for_complete()
     app.frame()
     await pilot.pause()
+    await pilot.pause()
 
 
 async def press(app: GlowplugApp, pilot: Pilot[int], *keys: str) -> None:

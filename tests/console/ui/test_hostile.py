@@ -128,9 +128,7 @@ def hostile_fleet(payload: str) -> FakeFleet:
     return fleet
 
 
-@pytest.mark.parametrize(
-    ("group", "ascii_only"), [*((group, False) for group in GROUPS), ("sequences", True), ("wide", True)]
-)
+@pytest.mark.parametrize(("group", "ascii_only"), [*((group, False) for group in GROUPS), ("sequences", True)])
 async def test_nothing_raw_reaches_the_terminal_from_any_screen(group: str, ascii_only: bool) -> None:
     """Panels, rows, dialogs, tables, lists, notices and palette; no text becomes an action, what is copied is clean."""
     payload = "".join(PAYLOADS[name] for name in GROUPS[group])

@@ -60,7 +60,7 @@ async def test_nodes_are_taken_in_and_out_and_shown_so_without_colour() -> None:
         await press(app, pilot, "w", "tab", "down", "space")
         assert app.screen.query_one(NodeChoice).chosen == {"gpu-eu-01", "gpu-eu-02"}
         assert "[x] gpu-eu-02" in shown(app)
-        assert "Warm 2 nodes…" in shown(app)
+        await see("Warm 2 nodes…", app, pilot)
 
         await press(app, pilot, "ctrl+a")
         assert len(app.screen.query_one(NodeChoice).chosen) == 12
