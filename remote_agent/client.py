@@ -85,7 +85,11 @@ def open_client(state: StateDir, name: str, start: Callable[[StateDir], socket.s
     link = start(state)
     link.settimeout(SILENCE_S)
     client = Client(link)
-    client.hello(name)
+    try:
+        client.hello(name)
+    except BaseException:
+        link.close()
+        raise
     return client
 
 

@@ -66,7 +66,7 @@ class Sampler:
         while not self._is_over():
             self._abandoned = [child for child in self._abandoned if child.is_alive]
             if len(self._abandoned) > 1:
-                await self._abandoned[0].wait(self._times.backoff_max_s)
+                await asyncio.wait([child.exit for child in self._abandoned], return_when=asyncio.FIRST_COMPLETED)
                 continue
             reported = await self._run_one()
             backoff_s = self._times.backoff_s if reported else min(backoff_s * 2, self._times.backoff_max_s)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from remote_agent.agentd.daemon import take_lock
 from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import connect_running, open_client
@@ -34,7 +35,7 @@ def state(tmp_path: Path) -> Iterator[StateDir]:
         link.close()
         with open_client(state, "clean-up", connect_running) as client:
             client.call("shutdown", ShutdownParams(keeper=True, force=True), Empty)
-        eventually(lambda: connect(state) is None, "the agent has ended")
+        os.close(eventually(lambda: take_lock(state) or 0, "the agent has ended"))
 
 
 def command(state: StateDir, *words: str) -> list[str]:

@@ -128,7 +128,9 @@ class Agent:
         if text is None:
             path.unlink(missing_ok=True)
         else:
-            path.write_text(text)
+            beside = path.with_name(f".{name}.new")
+            beside.write_text(text)
+            beside.replace(path)  # a stub never sees half an order
 
     def client(self, subscriber: str | None = None, after_seq: int = 0, samples: bool = False) -> Watcher:
         """Return a greeted client; with a ``subscriber``, even an empty one, it is told every event."""
@@ -136,9 +138,13 @@ class Agent:
         assert link is not None
         link.settimeout(DEADLINE_S)
         watcher = Watcher(link)
-        watcher.greeting = watcher.hello("test")
-        if subscriber is not None:
-            watcher.call("subscribe", SubscribeParams(subscriber, after_seq, samples), SubscribeResult)
+        try:
+            watcher.greeting = watcher.hello("test")
+            if subscriber is not None:
+                watcher.call("subscribe", SubscribeParams(subscriber, after_seq, samples), SubscribeResult)
+        except BaseException:
+            link.close()
+            raise
         return watcher
 
     def params(self, stub: str = "", devices: tuple[str, ...] = ("cpu",), **recipe: Any) -> RunStartParams:
