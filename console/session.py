@@ -98,6 +98,7 @@ class Session:
         self._awaited: dict[str, int] = {}
         self._lost: dict[str, RequestRefused] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self._finished_at: dict[tuple[str, Tier], int] = {}
 
     # --- what the link says -------------------------------------------------
@@ -278,7 +279,8 @@ class Session:
         return task
 
     async def close(self) -> None:
-        """End the link and all that was spawned."""
+        """End the link and all that was spawned; what the history stores later asks it nothing more."""
+        self._is_closed = True
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -300,7 +302,7 @@ class Session:
         if journal_uuid == self.state.journal_uuid:
             for key in [key for key, finished in self._finished_at.items() if finished <= seq]:
                 del self._finished_at[key]
-                self.spawn(self._load_baseline(*key))
+                self._refresh_baseline(*key)
 
     async def _find_missing(self, listed: frozenset[str]) -> None:
         """Ask about runs that someone waits for, or that seemed unfinished, and that the node no longer lists."""
@@ -327,7 +329,11 @@ class Session:
             self._finished_at[(event.data.run.recipe_hash, event.data.run.tier_from)] = event.seq
         corrected = isinstance(event.data, StageChanged) and "tier_from" in event.data.stage.extra
         if run is not None and (corrected or isinstance(event.data, RunAccepted)):
-            self.spawn(self._load_baseline(run.recipe_hash, run.tier_from))
+            self._refresh_baseline(run.recipe_hash, run.tier_from)
+
+    def _refresh_baseline(self, recipe_hash: str, tier: Tier) -> None:
+        if not self._is_closed:
+            self.spawn(self._load_baseline(recipe_hash, tier))
 
     async def _load_baseline(self, recipe_hash: str, tier: Tier) -> None:
         baseline = await self._baselines(self.node.name, recipe_hash, tier)

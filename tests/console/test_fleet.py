@@ -97,6 +97,22 @@ async def test_a_warm_up_runs_to_ready_and_into_the_history(fleet: Fleet, world:
     await eventually(lambda: world.links["n1"].acked[-1:] == [("journal-n1", 4)])
 
 
+async def test_a_run_stored_while_the_fleet_closes_asks_the_closed_history_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its last event is committed by the close itself: no baseline is looked up any more, and no complaint logged."""
+    async with world.fleet() as fleet:
+        uid = await fleet.warm("n1", "llama")
+        world.hosts["n1"].finish(uid)
+    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+
+    with History(world.history_path) as history:
+        stored = history.run(uid)
+    assert stored is not None
+    assert stored[0].state == "ready"
+    assert caplog.records == []
+
+
 async def test_no_more_than_parallel_runs_load_at_once(world: World) -> None:
     """The others are visible as queued, and start one by one as places become free."""
     async with world.fleet(parallel=1) as fleet:
