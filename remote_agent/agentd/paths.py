@@ -11,6 +11,7 @@ from remote_agent.errors import StateDirError
 
 SOCKET_NAME = "control.sock"
 KEEPER_SOCKET_NAME = "keeper.sock"
+TAIL_LINE_CHARACTERS = 500
 
 
 class StateDir:
@@ -90,8 +91,11 @@ def socket_address(directory: int, name: str = SOCKET_NAME) -> str:
     return f"/proc/self/fd/{directory}/{name}"
 
 
-def tail(path: Path, lines: int = 20, limit_bytes: int = 8192) -> list[str]:
-    """Return the last lines of a log, without control characters; nothing where it can't be read."""
+def tail(path: Path, lines: int = 20, limit_bytes: int = 32768) -> list[str]:
+    """Return the last lines of a log, without control characters; nothing where it can't be read.
+
+    Python's own list of extension modules, which follows the stack of a crash, is left out.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - limit_bytes))
@@ -99,4 +103,5 @@ def tail(path: Path, lines: int = 20, limit_bytes: int = 8192) -> list[str]:
     except OSError:
         return []
     kept = ["".join(char if char.isprintable() else " " for char in line).rstrip() for line in text.splitlines()]
-    return [line for line in kept if line][-lines:]
+    told = [line for line in kept if line and not line.startswith("Extension modules: ")]
+    return [line[:TAIL_LINE_CHARACTERS] for line in told[-lines:]]

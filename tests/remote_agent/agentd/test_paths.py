@@ -1,0 +1,41 @@
+"""What is told of a log's end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from remote_agent.agentd.commands import Commands
+from remote_agent.agentd.paths import TAIL_LINE_CHARACTERS, tail
+
+
+def test_a_crash_is_told_by_its_stack(tmp_path: Path) -> None:
+    """Python's list of extension modules, kilobytes long, does not push the stack out."""
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        script = "import faulthandler, signal, os; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)"
+        subprocess.run([sys.executable, "-c", script], stderr=file, check=False)
+        file.write(b"Extension modules: " + b"numpy, " * 2000 + b"(total: 182)\n")
+
+    told = tail(log)
+
+    assert any(line.startswith("Fatal Python error") for line in told)
+    assert not any("Extension modules" in line for line in told)
+
+
+def test_long_lines_and_control_characters_are_cut(tmp_path: Path) -> None:
+    """A line is bounded, and nothing of it can move a terminal's cursor."""
+    (tmp_path / "log").write_text("a" * 2000 + "\n\x1b[2Jlast\n")
+
+    assert tail(tmp_path / "log") == ["a" * TAIL_LINE_CHARACTERS, " [2Jlast"]
+    assert tail(tmp_path / "absent") == []
+
+
+def test_preflight_starts_without_site() -> None:
+    """It needs the standard library alone, also on the Python of an environment full of packages."""
+    argv = Commands().talking("preflight-child")
+
+    assert argv[:2] == (sys.executable, "-S")
+    assert "-S" not in Commands().talking("preflight-child", ("/opt/python",))
+    assert "-S" not in Commands().talking("sampler")
