@@ -1,11 +1,13 @@
 """Takes the pictures in ``docs/images`` from the app over a real embedded fleet: ``python docs/screenshots.py``.
 
+Needs Debian's librsvg2-bin and fonts-firacode, the font that the pictures are laid out for.
 Each node really warms the demo's model on this machine, so figures differ from run to run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +25,7 @@ NODES = 6
 FLEET_SIZE, RUN_SIZE = (120, 18), (120, 30)
 DEADLINE_S = 180.0
 POLL_S = 0.02
+WIDTH_PX = 1600
 
 
 async def take(demo: EmbeddedFleet) -> None:
@@ -41,7 +44,7 @@ async def take(demo: EmbeddedFleet) -> None:
         await fleet.release(fifth)
         run_uid = await fleet.warm(second, RECIPE)
         await until(lambda: is_well_under_way(fleet.state(second)), pilot)
-        save(app, "fleet.svg")
+        save(app, "fleet.png")
 
         await fleet.wait(second, run_uid, DEADLINE_S)
         await fleet.flush()
@@ -51,7 +54,7 @@ async def take(demo: EmbeddedFleet) -> None:
         await until(lambda: screen.detail is not None and screen.has_log, pilot)
         await app.workers.wait_for_complete()
         await pilot.pause()
-        save(app, "run.svg")
+        save(app, "run.png")
 
 
 async def warm(fleet: Fleet, name: str, pilot: Pilot[int]) -> None:
@@ -74,7 +77,9 @@ async def until(condition: Callable[[], bool], pilot: Pilot[int]) -> None:
 
 def save(app: GlowplugApp, name: str) -> None:
     app.frame()
-    (IMAGES / name).write_text(app.export_screenshot(title="glowplug"), encoding="utf-8")
+    picture = app.export_screenshot(title="glowplug").replace("<svg ", '<svg xml:space="preserve" ', 1)
+    command = ["rsvg-convert", "--width", str(WIDTH_PX), "--output", str(IMAGES / name)]
+    subprocess.run(command, input=picture, text=True, check=True)
 
 
 def main() -> None:
