@@ -13,8 +13,9 @@ from console.clean import clean, clean_record
 from console.format import cells_of, date_text, delta_text, duration_text, rate_text, short_uid, size_text
 from console.recorder import run_row, stage_row
 from console.state import RunView
-from db.records import RunRow, StageRow
-from remote_agent.protocol.messages import RunRecord
+from db.records import EventRow, RunRow, StageRow
+from remote_agent.protocol.codec import decode
+from remote_agent.protocol.messages import RunFinished, RunRecord
 
 GLYPHS = {
     "ready": "✔",
@@ -30,7 +31,7 @@ BAR_CELLS = 32
 
 @dataclass(frozen=True)
 class Report:
-    """A run with its stages and, where it is live, the last lines its worker wrote."""
+    """A run with its stages and, where it failed, the last lines its worker wrote."""
 
     run: RunRow
     stages: tuple[StageRow, ...]
@@ -43,9 +44,21 @@ def of_view(node: str, run: RunView | RunRecord) -> Report:
     return Report(run_row(node, run), stages, run.failure.log_tail if run.failure else ())
 
 
-def of_rows(run: RunRow, stages: Sequence[StageRow]) -> Report:
-    """Return the report of a run in the history, cleaned."""
-    return Report(clean_record(run), tuple(clean_record(stage) for stage in stages))
+def of_rows(run: RunRow, stages: Sequence[StageRow], events: Sequence[EventRow] = ()) -> Report:
+    """Return the report of a run in the history, cleaned; ``events`` hold the last lines of one that failed."""
+    log_tail = _log_tail(events) if run.failure_code is not None else ()
+    return Report(clean_record(run), tuple(clean_record(stage) for stage in stages), log_tail)
+
+
+def _log_tail(events: Sequence[EventRow]) -> tuple[str, ...]:
+    for event in reversed(events):
+        if event.kind == "run.finished":
+            try:
+                failure = decode(RunFinished, json.loads(event.data_json)).run.failure
+            except ValueError:  # bytes of a host, stored as they came
+                return ()
+            return clean_record(failure).log_tail if failure else ()
+    return ()
 
 
 def document(report: Report) -> dict[str, object]:

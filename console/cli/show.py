@@ -9,6 +9,7 @@ from console import report
 from console.cli.common import Context, emit, json_option
 from console.errors import HistoryError, UsageError
 from db.queries import History, RunWithStages
+from db.records import EventRow
 
 
 @click.command("show")
@@ -20,8 +21,8 @@ def command(context: Context, run: str, as_json: bool) -> int:
 
     The columns behind a stage's bar: its time, the time before, and the change.
     """
-    found, before = _find(context, run)
-    shown = report.of_rows(*found)
+    found, before, events = _find(context, run)
+    shown = report.of_rows(*found, events)
     previous = report.of_rows(*before) if before is not None else None
     if as_json:
         emit({"run": report.document(shown), "previous": report.document(previous) if previous else None})
@@ -31,13 +32,14 @@ def command(context: Context, run: str, as_json: bool) -> int:
     return 0
 
 
-def _find(context: Context, run_uid: str) -> tuple[RunWithStages, RunWithStages | None]:
+def _find(context: Context, run_uid: str) -> tuple[RunWithStages, RunWithStages | None, tuple[EventRow, ...]]:
     try:
         with History(context.locations.history_file) as history:
             found = history.run(run_uid)
             if found is None:
                 raise UsageError(f"no run {run_uid!r} in {context.locations.history_file}")
-            return found, history.previous_run(found[0].run_uid)
+            uid = found[0].run_uid
+            return found, history.previous_run(uid), history.events(uid)
     except (db.errors.AmbiguousRunError, db.errors.NoHistoryError) as error:
         raise UsageError(str(error)) from error
     except db.errors.HistoryError as error:
