@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from console.clean import clean
 from console.config_nodes import Node
-from console.errors import GlowplugError, LinkError, NodeUnreachable
+from console.errors import GlowplugError, LinkError, LinkLost, NodeUnreachable
 from console.link_session import LinkSink, Session, Timing
 from console.state import LinkState, LinkStatus
 from console.transports.base import OpenStream, unbroken
@@ -57,6 +57,7 @@ class NodeLink:
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._down_since_s: float | None = None
+        self._failures = 0
 
     def start(self) -> None:
         """Begin to connect, and go on until `stop`. Needs a running event loop; starting twice is starting once."""
@@ -69,7 +70,7 @@ class NodeLink:
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-        self._down_since_s = None
+        self._down_since_s, self._failures = None, 0
         self._change(LinkStatus.IDLE)
 
     def retry_now(self) -> None:
@@ -120,7 +121,7 @@ class NodeLink:
             stream = await self._open_stream(self.node, token)
             session = Session(stream, token, self._subscriber, self._cursor, self._sink, self._timing)
             await session.shake_hands()
-            self._session, self.error, self._down_since_s = session, None, None
+            self._session, self.error, self._down_since_s, self._failures = session, None, None, 0
             began_s = self._clock()
             self._change(LinkStatus.CONNECTED)
             await session.converse(self._silent, lambda: self._change(LinkStatus.CONNECTED))
@@ -136,6 +137,8 @@ class NodeLink:
             if session is not None:
                 await unbroken(session.close(clean(str(self.error or "the link was stopped"))))
         ended_s = self._clock()
+        if not isinstance(self.error, LinkLost):
+            self._failures += 1
         if self._down_since_s is None:
             self._down_since_s = ended_s
         return ended_s - began_s if began_s is not None else 0.0
@@ -155,7 +158,7 @@ class NodeLink:
     ) -> None:
         is_down = status in (LinkStatus.CONNECTING, LinkStatus.DISCONNECTED)
         since_s = self._down_since_s if is_down and self._down_since_s is not None else self._clock()
-        self.state = LinkState(status, since_s, reason, retry_at_s, final)
+        self.state = LinkState(status, since_s, reason, retry_at_s, final, self._failures)
         self._sink.link_changed(self.state)
 
 

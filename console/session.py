@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 TIERS_FOLLOWED = (Tier.COLD, Tier.CACHED, Tier.STANDBY)
 """Tiers that a run may start from today; history is asked about each."""
 
+ENOUGH_FAILURES = 2
+"""A server that is just being restarted refuses one try, hardly the next."""
+
 Baselines = Callable[[str, str, Tier], Awaitable[StageBaseline | None]]
 """``(node, recipe_hash, tier_from)``: what history says, None where it has nothing."""
 
@@ -198,10 +201,16 @@ class Session:
             self._watchers.remove(watch)
 
     async def until_connected(self, timeout_s: float | None) -> None:
-        """Wait until the node can be asked. Raises: NodeUnreachable with the link's reason."""
+        """Wait until the node can be asked, but not through more tries than can help: two, or the next one.
+
+        Without ``timeout_s`` it is waited for as long as any retry will be made.
+
+        Raises: NodeUnreachable with the link's reason.
+        """
+        enough = max(self.state.link.failures + 1, ENOUGH_FAILURES)
 
         def connected(state: NodeState) -> bool | None:
-            if state.link.final:
+            if state.link.final or (timeout_s is not None and state.link.failures >= enough):
                 raise NodeUnreachable(self.describe_link())
             return True if state.is_known else None
 

@@ -47,13 +47,17 @@ class LinkStatus(str, enum.Enum):
 
 @dataclass(frozen=True)
 class LinkState:
-    """``reason`` is one cleaned line; ``since_s`` when this status began; ``final``: no retry will be made."""
+    """``reason`` is one cleaned line; ``since_s`` when this status began; ``final``: no retry will be made.
+
+    ``failures``: how many tries in a row found no agent; a conversation that was lost is none of them.
+    """
 
     status: LinkStatus = LinkStatus.IDLE
     since_s: float = 0.0
     reason: str | None = None
     retry_at_s: float | None = None
     final: bool = False
+    failures: int = 0
 
 
 @dataclass(frozen=True)

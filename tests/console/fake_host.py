@@ -151,11 +151,12 @@ class FakeLink:
             self.deliver(one)
         self._sink.link_changed(LinkState(LinkStatus.CONNECTED, 2.0))
 
-    def lose(self, reason: str = "connection lost", final: bool = False) -> None:
+    def lose(self, reason: str = "connection lost", final: bool = False, failures: int = 0) -> None:
         if self.is_connected:
             self.host.links.remove(self)
         self.is_connected = False
-        self._sink.link_changed(LinkState(LinkStatus.DISCONNECTED, 3.0, reason, None if final else 4.0, final))
+        retry_at_s = None if final else 4.0
+        self._sink.link_changed(LinkState(LinkStatus.DISCONNECTED, 3.0, reason, retry_at_s, final, failures))
 
     def deliver(self, one: Event) -> None:
         text = json.dumps(encode(one))

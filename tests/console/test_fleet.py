@@ -12,10 +12,11 @@ import pytest
 from console.config import Config
 from console.config_nodes import Node
 from console.errors import HistoryError, NodeUnreachable, RequestRefused, UsageError
-from console.fleet import Fleet
+from console.fleet import Fleet, real_links
 from console.places import Places
 from console.session import Session
 from console.state import RunView
+from console.transports import Gate
 from db.database import open_history
 from db.queries import History
 from remote_agent.protocol.messages import Failure, ModelSource, Recipe, RunState, Tier
@@ -24,6 +25,7 @@ from tests.console.happenings import ACTOR
 
 RECIPES = {name: Recipe(name, ModelSource(f"/models/{name}")) for name in ("llama", "bert")}
 NODES = ("n1", "n2", "n3")
+DEADLINE_S = 30.0
 
 
 class World:
@@ -203,6 +205,36 @@ async def test_a_node_that_cannot_be_reached_says_why(world: World) -> None:
         assert fleet.state("n1").runs == {}
         fleet.retry_now("n1")
         assert world.links["n1"].retries == 1
+
+
+@pytest.mark.parametrize("verb", ["probe", "status", "warm", "cancel", "release"])
+async def test_a_transport_that_ends_at_once_is_not_waited_for(world: World, tmp_path: Path, verb: str) -> None:
+    """Two tries that find no agent are enough, however long connect_timeout_s is."""
+    node = Node("n1", transport=("/bin/false",), connect_timeout_s=600.0)
+    fleet = Fleet(
+        Config((node,), RECIPES),
+        world.history_path,
+        actor=ACTOR,
+        links=real_links(Gate(tmp_path / "known_hosts", tmp_path)),
+    )
+    arguments = {"warm": ("n1", "llama"), "cancel": ("n1", "run-00000009")}.get(verb, ("n1",))
+
+    async with fleet, asyncio.timeout(DEADLINE_S):
+        with pytest.raises(NodeUnreachable, match=r"n1.*/bin/false ended with 1"):
+            await getattr(fleet, verb)(*arguments)
+
+
+async def test_a_node_that_was_out_of_reach_gets_one_more_try(fleet: Fleet, world: World) -> None:
+    """What failed often before anyone asked says nothing about the try that comes next."""
+    link = world.links["n1"]
+    link.lose("connection refused", failures=17)
+    asking = asyncio.ensure_future(fleet.probe("n1"))
+    await asyncio.sleep(0)
+    assert not asking.done()
+
+    link.connect()
+
+    assert (await asking).hostname
 
 
 async def test_waiting_ends_when_no_retry_will_be_made(fleet: Fleet, world: World) -> None:

@@ -309,6 +309,7 @@ async def test_an_outage_keeps_the_time_it_began_and_its_reason_through_every_tr
 
     down = [state for state in kept.states if state.status is LinkStatus.DISCONNECTED]
     again = [state for state in kept.states[1:] if state.status is LinkStatus.CONNECTING]
+    assert [state.failures for state in down[:3]] == [1, 2, 3]
     assert len({state.since_s for state in down + again}) == 1
     assert all(state.reason == down[0].reason for state in again)
     assert all(state.retry_at_s is not None and state.retry_at_s > state.since_s for state in down)
