@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
+from dataclasses import replace
 from pathlib import Path
 
 from remote_agent.errors import RecipeError
 from remote_agent.protocol.codec import DecodeError, Unknown, decode, encode
 from remote_agent.protocol.messages import Recipe
+
+LIMIT_BYTES = 1 << 20
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -31,7 +36,7 @@ def read_recipe(path: Path) -> Recipe:
         content = _parse(path)
     except OSError as error:
         raise RecipeError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: {error}") from error
     if isinstance(content, dict):
         content.setdefault("name", path.stem)
@@ -41,8 +46,20 @@ def read_recipe(path: Path) -> Recipe:
         raise RecipeError("\n".join(f"{path}: {problem}" for problem in error.problems)) from error
 
 
+def resolve_paths(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with its relative paths taken from ``folder``; ``~`` is left to the agent."""
+    model = replace(recipe.model, path=_resolve(recipe.model.path, folder))
+    cache = recipe.compile.cache_directory
+    compiling = replace(recipe.compile, cache_directory=_resolve(cache, folder)) if cache else recipe.compile
+    return replace(recipe, model=model, compile=compiling)
+
+
+def _resolve(path: str, folder: Path) -> str:
+    return path if path.startswith("~") else str((folder / path).absolute())
+
+
 def _parse(path: Path) -> object:
-    text = path.read_text(encoding="utf-8")
+    text = _read(path).decode("utf-8")
     if path.suffix != ".toml":
         return json.loads(text)
     try:
@@ -50,3 +67,16 @@ def _parse(path: Path) -> object:
     except ImportError:
         raise ValueError("TOML recipes need Python 3.11 or newer here; give the recipe as JSON") from None
     return tomllib.loads(text)
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a regular file; nothing that could block or never end is read."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("a recipe must be a regular file")
+        content = file.read(LIMIT_BYTES + 1)
+    size_bytes = max(found.st_size, len(content))
+    if size_bytes > LIMIT_BYTES:
+        raise ValueError(f"{size_bytes:,} bytes: a recipe has at most {LIMIT_BYTES:,}")
+    return content

@@ -1,0 +1,63 @@
+"""Recipe files: what is read, what is refused, and where relative paths start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from remote_agent.errors import RecipeError
+from remote_agent.protocol.messages import CompilePolicy, ModelSource, Recipe
+from remote_agent.recipe import LIMIT_BYTES, read_recipe, resolve_paths
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Nobody writes to it, so that reading it would wait for ever."""
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+
+    with pytest.raises(RecipeError, match=r"pipe\.json: a recipe must be a regular file"):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev"])
+def test_a_device_or_a_directory_is_refused(path: str) -> None:
+    """A device may have no end."""
+    with pytest.raises(RecipeError, match=f"{path}: (a recipe must be a regular file|Is a directory)"):
+        read_recipe(Path(path))
+
+
+def test_a_large_file_is_refused_with_its_size(tmp_path: Path) -> None:
+    """One byte over the limit is enough; the limit itself is read."""
+    path = tmp_path / "large.json"
+    text = '{"model": {"path": "/m"}}'
+    path.write_text(text.ljust(LIMIT_BYTES))
+    assert read_recipe(path).name == "large"
+
+    path.write_text(text.ljust(LIMIT_BYTES + 1))
+    with pytest.raises(RecipeError, match=r"large\.json: 1,048,577 bytes: a recipe has at most 1,048,576"):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[" * 100_000])
+def test_what_cannot_be_parsed_names_the_file(tmp_path: Path, content: bytes) -> None:
+    """Bytes that are no text and brackets without end are problems of the file."""
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+
+    with pytest.raises(RecipeError, match=r"bad\.json: "):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "resolved"), [("m", "/recipes/m"), ("../m", "/recipes/../m"), ("/m", "/m"), ("~/m", "~/m")]
+)
+def test_relative_paths_start_at_the_folder_given(path: str, resolved: str) -> None:
+    """The model's and the compile cache's; absolute ones and the home directory stay."""
+    recipe = Recipe("r", ModelSource(path), compile=CompilePolicy("layer", path))
+
+    found = resolve_paths(recipe, Path("/recipes"))
+
+    assert (found.model.path, found.compile.cache_directory) == (resolved, resolved)
+    assert resolve_paths(Recipe("r", ModelSource(path)), Path("/recipes")).compile.cache_directory is None
