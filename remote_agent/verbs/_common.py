@@ -13,13 +13,13 @@ from remote_agent.agentd.paths import StateDir, default_root
 from remote_agent.errors import AgentError, RecipeError
 from remote_agent.protocol.codec import encode
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE = 1, 2
 
 
 def make_parser(verb: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m remote_agent {verb}", description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--state-dir", type=Path, help="the agent's state directory (default: this user's)")
+    parser.add_argument("--state-dir", type=path_argument, help="the agent's state directory (default: this user's)")
     return parser
 
 
@@ -32,6 +32,13 @@ def print_json(value: object) -> None:
     print(json.dumps(encode(value), indent=2))
 
 
+def path_argument(text: str) -> Path:
+    """Return an option's path; an empty one would mean the current directory and is refused."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path names nothing")
+    return Path(text)
+
+
 def guarded(act: Callable[[], int]) -> int:
     """Return the exit code of ``act``; an error of the agent becomes one line on stderr."""
     try:
@@ -41,9 +48,4 @@ def guarded(act: Callable[[], int]) -> int:
         return USAGE
     except AgentError as error:
         print(f"glowplug-agent: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return FAILED
+        return USAGE if getattr(error, "code", "") == "unsupported" else FAILED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.devices import open_device
@@ -13,6 +12,7 @@ from remote_agent.errors import AgentError
 from remote_agent.loader.checkpoint import examine
 from remote_agent.loader.problems import counted
 from remote_agent.protocol.messages import WeightsPolicy
+from remote_agent.verbs._common import path_argument
 from remote_agent.verbs.preflight import print_examination
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m remote_agent load", description="Load a safetensors checkpoint onto a device and time it."
     )
-    parser.add_argument("path", help="a directory, a .safetensors file, an index, or a Hugging Face cache directory")
+    parser.add_argument(
+        "path", type=path_argument, help="a directory, a .safetensors file, an index, or a Hugging Face cache directory"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda:N or a GPU UUID (default: cpu)")
     parser.add_argument("--path", dest="policy", default="auto", choices=("auto", "mapped", "staged", "direct"))
     parser.add_argument("--revision", help="which snapshot of a Hugging Face cache directory (default: main)")
@@ -45,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def _load(arguments: argparse.Namespace) -> int:
-    examination = examine(Path(arguments.path), arguments.revision)
+    examination = examine(arguments.path, arguments.revision)
     if examination.checkpoint is None:
         if arguments.json:
             print(json.dumps(examination.as_dict()))

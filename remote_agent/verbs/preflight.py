@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from remote_agent.loader.checkpoint import Examination, examine
 from remote_agent.loader.problems import counted, shown
+from remote_agent.verbs._common import path_argument
 
 
 def main(argv: list[str]) -> int:
@@ -16,14 +16,16 @@ def main(argv: list[str]) -> int:
         prog="python -m remote_agent preflight",
         description="Check a safetensors checkpoint: headers against files and index; no weight is read.",
     )
-    parser.add_argument("path", help="a directory, a .safetensors file, an index, or a Hugging Face cache directory")
+    parser.add_argument(
+        "path", type=path_argument, help="a directory, a .safetensors file, an index, or a Hugging Face cache directory"
+    )
     parser.add_argument("--revision", help="which snapshot of a Hugging Face cache directory (default: main)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     try:
         arguments = parser.parse_args(argv)
     except SystemExit as exit_request:
         return int(exit_request.code or 0)
-    examination = examine(Path(arguments.path), arguments.revision)
+    examination = examine(arguments.path, arguments.revision)
     if arguments.json:
         print(json.dumps(examination.as_dict()))
     else:

@@ -6,7 +6,7 @@ import argparse
 
 from remote_agent.client import connect_running, open_client
 from remote_agent.protocol.messages import ReleaseParams, ReleaseResult
-from remote_agent.verbs._common import USAGE, guarded, make_parser, print_json, state_of
+from remote_agent.verbs._common import guarded, make_parser, print_json, state_of
 
 
 def main(argv: list[str]) -> int:
@@ -18,8 +18,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--driver", action="store_true", help="the device files that keep the driver loaded")
     arguments = parser.parse_args(argv)
     if not arguments.run and not arguments.all and not arguments.driver:
-        parser.print_usage()
-        return USAGE
+        parser.error("name what to release: --run UID, --all or --driver")
     return guarded(lambda: _release(arguments))
 
 

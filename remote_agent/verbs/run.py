@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import shlex
+import signal
 import socket
+import sys
 import uuid
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 from remote_agent.agentd import hostfacts
 from remote_agent.client import Client, open_client
 from remote_agent.errors import RefusedError
+from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import (
     Actor,
     Event,
@@ -29,22 +35,39 @@ from remote_agent.protocol.messages import (
     SubscribeParams,
     SubscribeResult,
 )
-from remote_agent.recipe import read_recipe
-from remote_agent.verbs._common import FAILED, INTERRUPTED, guarded, make_parser, print_json, state_of
+from remote_agent.recipe import read_recipe, resolve_paths
+from remote_agent.verbs._common import FAILED, guarded, make_parser, path_argument, state_of
+
+
+class Ended(KeyboardInterrupt):
+    """A signal that asks this process to end, handled as Control-C is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
 
 
 def main(argv: list[str]) -> int:
     """Return 0 when the model is ready, 1 when the run ended otherwise, 2 for a usage error, 130 if interrupted."""
     parser = make_parser("run", "Warm a recipe through every stage and keep the model until it is released.")
-    parser.add_argument("recipe", type=Path, help="a recipe in TOML or JSON")
+    parser.add_argument(
+        "recipe", type=path_argument, help="a recipe in TOML or JSON; relative paths in it start at its own folder"
+    )
     parser.add_argument("--release", action="store_true", help="let the model go when it was ready")
     parser.add_argument("--python", default="", help="the Python with torch, as a command line (default: this one)")
     arguments = parser.parse_args(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's word counts
+            signal.signal(number, _end)
     return guarded(lambda: _run(arguments))
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended(number)
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    recipe = read_recipe(arguments.recipe)
+    recipe = resolve_paths(read_recipe(arguments.recipe), arguments.recipe.parent)
     actor = Actor(hostfacts.user_name(), socket.gethostname())
     python = tuple(shlex.split(arguments.python))
     params = RunStartParams(str(uuid.uuid4()), recipe, actor, python)
@@ -55,33 +78,57 @@ def _run(arguments: argparse.Namespace) -> int:
 def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespace) -> int:
     newest_seq = client.hello("run").newest_seq
     client.call("subscribe", SubscribeParams("", newest_seq, samples=False), SubscribeResult)
-    client.call("run.start", params, RunStartResult)
     code = 0
+    show = _Printer(params.run_uid)
     try:
-        record = _wait(client, params.run_uid, show=not arguments.json)
-    except KeyboardInterrupt:
+        client.call("run.start", params, RunStartResult)
+        record = _wait(client, params.run_uid, (lambda line: None) if arguments.json else show)
+    except KeyboardInterrupt as interrupt:
+        code = int(getattr(interrupt, "exit_code", 128 + signal.SIGINT))
+        _tell(f"{str(interrupt) or 'SIGINT'}: cancelling run {params.run_uid}")
         record = client.call("run.cancel", RunUidParams(params.run_uid), RunResult).run
-        code = INTERRUPTED
     if arguments.release and record.state is RunState.READY:
         client.call("resident.release", ReleaseParams(params.run_uid), ReleaseResult)
-    if arguments.json:
-        print_json(record)
-    else:
-        _print_end(record)
+    show(json.dumps(encode(record), indent=2) if arguments.json else "\n".join(_end_lines(record)))
     return code or (0 if record.state is RunState.READY else FAILED)
 
 
-def _wait(client: Client, run_uid: str, show: bool) -> RunRecord:
+class _Printer:
+    """Prints lines at once. A run outlives its reader: that stdout can't be written is told once, on stderr."""
+
+    def __init__(self, run_uid: str) -> None:
+        self._run_uid, self._is_broken = run_uid, False
+
+    def __call__(self, text: str) -> None:
+        try:
+            print(text, flush=True)
+        except OSError as error:
+            if not self._is_broken:
+                _tell(
+                    f"stdout: {error.strerror}; run {self._run_uid} goes on: 'kill {os.getpid()}' cancels it, "
+                    f"'release --run {self._run_uid}' lets its model go"
+                )
+            self._is_broken = True
+
+
+def _tell(line: str) -> None:
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # the terminal has gone
+
+
+def _wait(client: Client, run_uid: str, show: Callable[[str], None]) -> RunRecord:
     for notification in client.notifications():
         event = notification.params
         if not isinstance(event, Event) or event.run_uid != run_uid:
             continue
         if isinstance(event.data, RunFinished):
             return event.data.run
-        if show and isinstance(event.data, StageChanged) and event.data.stage.status.is_over:
-            print(_stage_line(event.data.stage), flush=True)
-        if show and isinstance(event.data, Finding):
-            print(f"  {event.data.severity}: {event.data.text}", flush=True)
+        if isinstance(event.data, StageChanged) and event.data.stage.status.is_over:
+            show(_stage_line(event.data.stage))
+        if isinstance(event.data, Finding):
+            show(f"  {event.data.severity}: {event.data.text}")
     raise RefusedError("no_end", "the agent stopped telling")  # notifications() does not end by itself
 
 
@@ -95,15 +142,14 @@ def _stage_line(stage: StageRecord) -> str:
     return "  ".join(words)
 
 
-def _print_end(record: RunRecord) -> None:
+def _end_lines(record: RunRecord) -> Iterator[str]:
     wall_s = (record.wall_ns or 0) / 1e9
     if record.state is RunState.READY:
         first_s = (record.first_output_ns or 0) / 1e9
         tier = record.tier_to.value if record.tier_to else "?"
-        print(f"ready in {wall_s:.3f} s, first output after {first_s:.3f} s; {record.tier_from.value} -> {tier}")
+        yield f"ready in {wall_s:.3f} s, first output after {first_s:.3f} s; {record.tier_from.value} -> {tier}"
         return
-    print(f"{record.state.value} after {wall_s:.3f} s")
+    yield f"{record.state.value} after {wall_s:.3f} s"
     if record.failure is not None:
-        print(f"{record.failure.stage or '-'}: {record.failure.code}: {record.failure.detail}")
-        for line in record.failure.log_tail:
-            print(f"  | {line}")
+        yield f"{record.failure.stage or '-'}: {record.failure.code}: {record.failure.detail}"
+        yield from (f"  | {line}" for line in record.failure.log_tail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -82,30 +83,86 @@ def test_a_recipe_that_cannot_be_used_is_a_usage_error(agent: Agent, content: st
     assert words in done.stderr
 
 
-def test_a_refused_run_says_why(agent: Agent) -> None:
-    """What the agent refuses is one line on stderr and exit code 1."""
+def test_a_run_that_is_not_supported_is_a_usage_error(agent: Agent) -> None:
+    """What the agent refuses is one line on stderr; exit code 2 where the recipe can never work."""
     done = verb(agent, "run", recipe_file(agent, target_tier="resident"))
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "target_tier resident is not supported yet" in done.stderr
 
 
-def test_an_interrupted_run_is_cancelled(agent: Agent) -> None:
-    """Control-C ends the run on the host too, and exits 130."""
+def test_a_relative_model_starts_at_the_folder_of_the_recipe(agent: Agent) -> None:
+    """The agent, which runs elsewhere, gets the whole path."""
+    done = verb(agent, "run", recipe_file(agent, model={"path": "../model.safetensors"}), "--json")
+    journal = b"".join(path.read_bytes() for path in agent.state.journal.iterdir())
+
+    assert done.returncode == 0, done.stderr
+    assert f'"{agent.orders}/../model.safetensors"'.encode() in journal
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_is_cancelled(agent: Agent, number: signal.Signals) -> None:
+    """Control-C, a request to end and a terminal that goes end the run on the host too, and exit 128 and the signal."""
+    process = hanging_run(agent, "--json")
+    with agent.client("") as client:
+        client.stage(client.status().runs[0].run_uid, "weights")
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=DEADLINE_S)
+
+    record = decode(RunRecord, json.loads(output))
+    assert process.returncode == 128 + number
+    assert record.state is RunState.CANCELLED
+    assert errors == f"{number.name}: cancelling run {record.run_uid}\n"
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(agent: Agent) -> None:
+    """As nohup wants it: only the second signal ends the run."""
+    process = hanging_run(agent, before=("nohup",))
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGHUP" not in errors
+
+
+def test_a_run_outlives_the_reader_of_its_output(agent: Agent) -> None:
+    """It says once, on stderr, how the run is cancelled and its model released; the exit code is the run's."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        done = subprocess.run(
+            command(agent, "run", recipe_file(agent)),
+            cwd=REPOSITORY,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+        )
+    with agent.client() as client:
+        held = client.status().residents
+
+    assert done.returncode == 0
+    assert len(held) == 1
+    assert f"run {held[0].run_uid} goes on" in done.stderr
+    assert f"'release --run {held[0].run_uid}' lets its model go" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def hanging_run(agent: Agent, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Start a run that hangs in its weights, and return once the agent has it."""
     process = subprocess.Popen(
-        command(agent, "run", recipe_file(agent, "hang:weights"), "--json"),
+        [*before, *command(agent, "run", recipe_file(agent, "hang:weights"), *words)],
         cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     with agent.client("") as client:
         eventually(lambda: client.status().runs, "the run is there")
-        client.stage(client.status().runs[0].run_uid, "weights")
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=DEADLINE_S)
-
-    assert process.returncode == 130
-    assert decode(RunRecord, json.loads(output)).state is RunState.CANCELLED
+    return process
 
 
 def test_a_run_whose_agent_dies_exits_1(agent: Agent) -> None:
