@@ -2,7 +2,8 @@
 
 Words on its socket, one a connection, which never change between versions:
 ``hold`` opens, ``release`` closes, ``status`` asks, ``stop`` ends. Each is
-answered with one line: ``ok COUNT PID`` or ``error TEXT``.
+answered with one line: ``ok COUNT PID`` or ``error TEXT``. A keeper whose socket
+was removed can't be reached any more: it ends.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ import re
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from remote_agent.agentd.daemon import identity
 from remote_agent.agentd.paths import KEEPER_SOCKET_NAME, StateDir, socket_address
 from remote_agent.errors import StateDirError
 
 ALREADY_RUNS = 3
 PATIENCE_S = 1.0
+LOOK_S = 1.0
+"""How often a keeper looks whether its socket is still in place."""
+
 _DEVICE = re.compile(r"nvidia(ctl|\d+)")
 
 
@@ -31,7 +37,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--devices", type=Path, default=Path("/dev"), help="folder with the device files")
     options = parser.parse_args(argv)
     try:
-        directory = StateDir(options.state_dir).open_run()
+        state = StateDir(options.state_dir)
+        directory = state.open_run()
     except StateDirError as error:
         print(f"keeper: {error}", file=sys.stderr)
         return 1
@@ -40,8 +47,19 @@ def main(argv: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return ALREADY_RUNS
-    Keeper(options.devices).serve(listen(directory, KEEPER_SOCKET_NAME))
-    os.unlink(KEEPER_SOCKET_NAME, dir_fd=directory)
+    keeper = Keeper(options.devices)
+    listener, path = listen(directory, KEEPER_SOCKET_NAME), state.run / KEEPER_SOCKET_NAME
+    bound = identity(path)
+
+    def can_be_found() -> bool:
+        try:
+            return identity(path) == bound
+        except OSError:
+            return True  # it can't be told now
+
+    keeper.serve(listener, can_be_found)
+    if can_be_found():
+        path.unlink()
     return 0
 
 
@@ -98,11 +116,17 @@ class Keeper:
         self._held: dict[str, int] = {}
         self.hold()
 
-    def serve(self, listener: socket.socket) -> None:
-        """Answer until told to stop."""
+    def serve(self, listener: socket.socket, can_be_found: Callable[[], bool]) -> None:
+        """Answer until told to stop, or until nobody can find the socket any more."""
+        listener.settimeout(LOOK_S)
         going = True
         while going:
-            link, _ = listener.accept()
+            try:
+                link, _ = listener.accept()
+            except TimeoutError:
+                if not can_be_found():
+                    return
+                continue
             with link:
                 link.settimeout(PATIENCE_S)
                 try:

@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from remote_agent.agentd import hostfacts
@@ -130,6 +131,22 @@ class Reaper:
             if ended is None:
                 return
             self._collect(ended.si_pid)
+
+    def kill_all(self, spare: int | None, limit_s: float) -> list[int]:
+        """Kill every child but ``spare`` and wait here until they have ended. Returns those that have not in time.
+
+        Blocks: for an agent that leaves at once.
+        """
+        for child in list(self._children.values()):
+            if child.pid != spare:
+                child.signal(signal.SIGKILL)
+        give_up = time.monotonic() + limit_s
+        while True:
+            self.reap()
+            left = [pid for pid in self._children if pid != spare]
+            if not left or time.monotonic() > give_up:
+                return left
+            time.sleep(0.01)
 
     def _register(self, pid: int, group: bool | None) -> Child:
         child = Child(pid, self._kill, group)

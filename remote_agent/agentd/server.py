@@ -15,16 +15,17 @@ from pathlib import Path
 
 from remote_agent.agentd import hostfacts
 from remote_agent.agentd.commands import Commands
-from remote_agent.agentd.daemon import detach, open_log, redirect, take_lock
+from remote_agent.agentd.daemon import detach, open_log, redirect, take_lock, write_pid
 from remote_agent.agentd.launch import ALREADY_RUNS
 from remote_agent.agentd.methods import methods
 from remote_agent.agentd.options import Options
-from remote_agent.agentd.paths import SOCKET_NAME, StateDir, default_root
+from remote_agent.agentd.paths import StateDir, default_root
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.session import Session
 from remote_agent.agentd.supervisor import Supervisor
+from remote_agent.agentd.tenure import Tenure
 from remote_agent.errors import StateDirError
-from remote_agent.keeper import listen, peer_uid
+from remote_agent.keeper import peer_uid
 from remote_agent.protocol.messages import GpuSample, HostSample, Progress, Sample
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,9 @@ FLUSH_S = 1.0
 class Server:
     """Accepts clients and keeps them informed; what they ask for is the supervisor's."""
 
-    def __init__(self, supervisor: Supervisor, listener: socket.socket) -> None:
-        self._supervisor, self._listener = supervisor, listener
+    def __init__(self, supervisor: Supervisor, tenure: Tenure, listener: socket.socket) -> None:
+        self._supervisor, self._tenure, self._listener = supervisor, tenure, listener
+        self._complaint = ""
         self._sessions: set[Session] = set()
         self._all_gone = asyncio.Event()
         self._progress: dict[tuple[str, str], Progress] = {}
@@ -55,6 +57,7 @@ class Server:
             asyncio.ensure_future(_every(options.heartbeat_s, self._heartbeat)),
             asyncio.ensure_future(_every(options.host_sample_s, self._sample_host)),
             asyncio.ensure_future(_every(TOUCH_S, self._touch)),
+            asyncio.ensure_future(_every(options.watch_s, self._watch)),
         ]
         try:
             await self._supervisor.stopping.wait()
@@ -105,6 +108,31 @@ class Server:
     def _accept_again(self) -> None:
         if self._listener.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _watch(self) -> None:
+        """See that the state directory is still this agent's and that clients find the socket."""
+        try:
+            reason = self._tenure.lost()
+            if reason is not None:
+                self._supervisor.abandon(reason)
+            if not self._tenure.has_socket():
+                self._rebind()
+            self._complaint = ""
+        except (OSError, StateDirError) as error:
+            if self._complaint != str(error):
+                log.error("the state directory can't be looked after: %s", error)
+            self._complaint = str(error)
+
+    def _rebind(self) -> None:
+        listener = self._tenure.rebind()
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        self._listener.close()
+        self._listener = listener
+        loop.add_reader(listener, self._accept)
+        log.warning("the agent's socket was removed: it listens again")
+        self._supervisor.find_keeper()
 
     def _wake(self) -> None:
         for session in list(self._sessions):
@@ -157,30 +185,31 @@ async def _every(interval_s: float, act: Callable[[], None]) -> None:
 
 async def run_agent(
     state: StateDir,
+    lock: int,
     log_descriptor: int,
     options: Options | None = None,
     commands: Commands | None = None,
     reaper: Reaper | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Be the agent of ``state`` until told to stop. The caller holds its lock."""
-    directory = state.open_run()
-    listener = listen(directory, SOCKET_NAME)
-    supervisor = Supervisor(state, directory, log_descriptor, options, commands, reaper)
+    """Be the agent of ``state`` until told to stop. ``lock`` is what `take_lock` returned."""
+    tenure = Tenure(state, lock)
+    supervisor = Supervisor(state, tenure.directory, log_descriptor, options, commands, reaper)
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Future[None]] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: ending.append(asyncio.ensure_future(_stop(supervisor))))
+    listener = tenure.bind()  # only now: whoever finds the socket may also end the agent
     supervisor.start()
-    server = Server(supervisor, listener)
+    server = Server(supervisor, tenure, listener)
     on_ready()
     try:
         await server.serve()
-        os.unlink(SOCKET_NAME, dir_fd=directory)
+        tenure.unbind()
         await server.finish()
     finally:
         supervisor.close()
-        os.close(directory)
+        tenure.close()
 
 
 async def _stop(supervisor: Supervisor) -> None:
@@ -219,6 +248,7 @@ def launch(
         print(f"agentd: another agent holds {state.lock}", file=sys.stderr)
         return ALREADY_RUNS
     ready = None if foreground else detach()
+    write_pid(lock)
     os.umask(0o077)
     os.chdir(state.root)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -234,7 +264,7 @@ def launch(
             os.close(ready)
 
     try:
-        asyncio.run(run_agent(state, log_descriptor, options, commands, reaper, say_ready))
+        asyncio.run(run_agent(state, lock, log_descriptor, options, commands, reaper, say_ready))
     except Exception:
         log.exception("the agent ends")
         return 1

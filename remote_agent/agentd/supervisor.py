@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from remote_agent import __version__
 from remote_agent.agentd import hostfacts
@@ -45,10 +47,14 @@ from remote_agent.protocol.messages import (
     StatusResult,
 )
 
+log = logging.getLogger(__name__)
+
 MAX_UNFINISHED = 256
 MAX_RECIPE_BYTES = 128 << 10
 LIST_BYTES = 768 << 10
 """What a list of runs may take, so that it fits one frame."""
+
+ABANDON_S = 5.0
 
 
 class Supervisor:
@@ -218,6 +224,21 @@ class Supervisor:
         await self._residents.end_all(reason)
         self._zygotes.stop()
         self.sampler.stop()
+
+    def find_keeper(self) -> None:
+        """Find the keeper again, or start one, after the sockets' directory was removed."""
+        self._keeper.start()
+
+    def abandon(self, reason: str) -> NoReturn:
+        """End every child and this process at once. Nothing is written: the state directory may be another agent's.
+
+        The keeper is left: it ends by itself, unless its socket is still in place.
+        """
+        log.critical("the agent ends with everything it runs and holds: %s", reason)
+        left = self._reaper.kill_all(self._keeper.pid, ABANDON_S)
+        if left:
+            log.critical("these processes ignore SIGKILL: %s", left)
+        os._exit(1)
 
     def close(self) -> None:
         """Write everything down; the last thing an agent does."""

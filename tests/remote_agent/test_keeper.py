@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -122,3 +123,19 @@ def test_a_keeper_has_no_gpu_library_and_little_memory(
     assert "libcuda" not in maps
     assert "asyncio" not in maps
     assert rss_kb <= 20 << 10
+
+
+@pytest.mark.parametrize("what", ["run", "run/keeper.sock", "."])
+def test_a_keeper_whose_socket_was_removed_ends(
+    keep: Callable[[], subprocess.Popen[bytes]], state: StateDir, what: str
+) -> None:
+    """Nobody could tell it to stop any more, so it does not hold the driver for ever."""
+    process = keep()
+    answering(state)
+    path = state.root / what
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+    assert process.wait(DEADLINE_S) == 0
