@@ -11,11 +11,13 @@ import importlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
 
 from remote_agent import __version__
 
+TYPE_CHECKING = False  # typing's own takes 20 ms to import, in which Control-C would find no handler
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from _typeshed import ReadableBuffer
 
 VERBS = {
