@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from console import __version__
+from console.cli.streams import OutputError, prepared, tell
 from console.provenance import find_strangers
 
 
@@ -14,13 +14,24 @@ def run(argv: Sequence[str]) -> int:
 
     0 done · 1 a run failed · 2 usage or configuration · 3 a node unreachable · 4 aborted · 130 interrupted
     """
+    try:
+        with prepared():
+            return _run(list(argv))
+    except BrokenPipeError:
+        return 0  # whoever reads has had enough
+    except OutputError as error:
+        tell(f"glowplug: {error}")
+        return error.exit_code
+
+
+def _run(argv: list[str]) -> int:
     complaint = find_strangers()
     if complaint is not None:
-        print(f"glowplug: {complaint}", file=sys.stderr)
+        tell(f"glowplug: {complaint}")
         return 2
-    if list(argv) == ["--version"]:
+    if argv == ["--version"]:
         print(f"glowplug {__version__}")
         return 0
     from console.cli.main import execute
 
-    return execute(list(argv))
+    return execute(argv)

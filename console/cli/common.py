@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from console.clean import clean
+from console.cli.streams import tell
 from console.errors import Aborted, Interrupted
 from console.locations import Locations
 
@@ -115,8 +116,8 @@ def emit(document: object) -> None:
 
 
 def say(text: str) -> None:
-    """Write one line of progress to stderr."""
-    print(clean(text, 2000), file=sys.stderr, flush=True)
+    """Write one line of progress to stderr, if it can be written to."""
+    tell(clean(text, 2000))
 
 
 def confirm(question: str, yes: bool) -> None:

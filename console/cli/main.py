@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import io
 import logging
 import os
-import sys
 from pathlib import Path
 
 import click
 
 from console import __version__
 from console.cli.common import Context, is_logging, start_log, stop_log
+from console.cli.streams import OutputError, tell
 from console.errors import GlowplugError, Interrupted
 from console.locations import locations
 
@@ -97,18 +96,15 @@ def glowplug(
 
 
 def execute(argv: list[str]) -> int:
-    """Run a command line; every error becomes one line and an exit code, its traceback goes to the log."""
+    """Run a command line; every error becomes one line and an exit code, its traceback goes to the log.
+
+    Raises: BrokenPipeError, OutputError, for stdout alone.
+    """
     logging.getLogger().addHandler(_SILENT)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     try:
-        code = _execute(argv)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        _close_stdout()
-        return 0  # whoever reads has had enough
+        return _execute(argv)
+    except (BrokenPipeError, OutputError):
+        raise
     except KeyboardInterrupt:
         return _fail(Interrupted("interrupted"))
     except GlowplugError as error:
@@ -138,7 +134,7 @@ def _execute(argv: list[str]) -> int:
 
 def _misused(error: click.UsageError) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(error.format_message(), file=sys.stderr)
+        tell(error.format_message())
     else:
         place = error.ctx.command_path if error.ctx else "glowplug"
         _say(f"{' '.join(error.format_message().split())} ({place} --help says more)")
@@ -165,14 +161,4 @@ def _fail(error: GlowplugError) -> int:
 def _say(text: str) -> None:
     from console.clean import clean
 
-    try:
-        print(f"glowplug: {clean(text, 2000)}", file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        pass
-
-
-def _close_stdout() -> None:
-    """Let the interpreter's last flush go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    tell(f"glowplug: {clean(text, 2000)}")
