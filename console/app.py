@@ -18,12 +18,13 @@ from rich.text import Text
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
+from textual.drivers.linux_driver import LinuxDriver
 from textual.screen import Screen
 
 import themes
 from console import preferences as preferences_file
 from console.actions import ACTIONS, Scope, bindings_of, permitted, unknown_ids
-from console.errors import GlowplugError
+from console.errors import GlowplugError, Interrupted
 from console.format import counted
 from console.screens.base import ConsoleScreen
 from console.screens.confirm import ConfirmScreen
@@ -31,6 +32,7 @@ from console.screens.fleet import FleetScreen
 from console.screens.help import HelpScreen
 from console.screens.palette import NodeCommands, ThemeCommands
 from console.screens.ports import FleetPort, ReadOnlyFleet
+from console.terminal import Leaving, driver_for
 from console.widgets.glyphs import ASCII, UNICODE
 from console.widgets.node_view import unfinished_runs
 from console.widgets.paint import Moment
@@ -68,6 +70,9 @@ class GlowplugApp(App[int]):
         zone: tzinfo | None = None,
     ) -> None:
         super().__init__(css_path=[str(path) for path in themes.stylesheets()], ansi_color=ansi_color)
+        self.leaving = Leaving(partial(self.exit, Interrupted.exit_code))
+        if self.driver_class is LinuxDriver:
+            self.driver_class = driver_for(self.leaving)
         self.fleet: FleetPort = ReadOnlyFleet(fleet) if read_only else fleet
         self.fleet_title = title
         self.glyphs = ASCII if ascii else UNICODE
@@ -255,6 +260,7 @@ def run_app(
 
     ``preferences`` is the file that keeps the theme; ``runs_outlive`` is False where
     hosts end with the console; ``no_color`` when NO_COLOR is set.
+    Raises: Interrupted when a signal ended it, or the terminal is gone.
     """
     app = GlowplugApp(
         fleet,
@@ -267,5 +273,7 @@ def run_app(
         runs_outlive=runs_outlive,
         ansi_color=True if no_color else None,
     )
-    result = app.run()
+    result: int | None = None
+    with app.leaving.obeying_signals():
+        result = app.run()
     return result if result is not None else app.return_code or 0

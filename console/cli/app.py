@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+
 from console.cli.common import Context, ended_by_signals
+from console.errors import UsageError
 from console.fleet import Fleet
 
 
 def open_console(context: Context, *, read_only: bool, ascii: bool, theme: str | None) -> int:
-    """Show the fleet until the operator leaves; return the exit code. Raises: ConfigError."""
+    """Show the fleet until the operator leaves; return the exit code. Raises: ConfigError, UsageError."""
     config = context.load_config()
+    require_terminal("verbs such as `glowplug status` do not")
     context.start_log()
     with ended_by_signals():
         return show(context, context.fleet(config), config.path.stem, read_only=read_only, ascii=ascii, theme=theme)
+
+
+def require_terminal(instead: str) -> None:
+    """See that somebody can look and type; the screen is drawn on stderr. Raises: UsageError, ``instead`` its end."""
+    if not all(stream is not None and stream.isatty() for stream in (sys.__stdin__, sys.__stderr__)):
+        raise UsageError(f"the console needs a terminal; {instead}")
 
 
 def show(

@@ -46,6 +46,10 @@ def command(
     if as_json and not headless:
         raise click.UsageError("--json goes with --headless")
     argv = (python,) if python else (sys.executable,)
+    if not headless:
+        from console.cli.app import require_terminal
+
+        require_terminal("--headless does not")
     settings = DemoSettings(nodes, model.absolute() if model else None, directory, device, argv)
     with ended_by_signals(), EmbeddedFleet(settings) as demo:
         own = Context(demo.locations, context.environ)
