@@ -64,6 +64,7 @@ class GlowplugApp(App[int]):
         preferences: Path | None = None,
         keymap: Mapping[str, str] | None = None,
         runs_outlive: bool = True,
+        watch: Callable[[], Awaitable[None]] | None = None,
         ansi_color: bool | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wall_clock_ns: Callable[[], int] = time.time_ns,
@@ -82,6 +83,7 @@ class GlowplugApp(App[int]):
         self._keymap_wanted = {**kept.keys, **(keymap or {})}
         self._preferences = preferences
         self._runs_outlive = runs_outlive
+        self._watch = watch
         self._clock_ns, self._wall_clock_ns, self._zone = clock_ns, wall_clock_ns, zone
         self._quiet_frames = -1
         self._unseen: set[str] = set()
@@ -112,8 +114,16 @@ class GlowplugApp(App[int]):
         except GlowplugError as error:
             self.exit(error.exit_code, return_code=error.exit_code, message=Text(self.glyphs.text(str(error))))
             return
+        if self._watch is not None:
+            self.run_worker(self._say_what_is_lost(self._watch), name="watch")
         self.set_interval(FRAME_S, self.frame)
         self.frame()
+
+    async def _say_what_is_lost(self, watch: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await watch()
+        except GlowplugError as error:
+            self.say(str(error), "error")
 
     async def on_unmount(self) -> None:
         await self.fleet.close()
@@ -254,12 +264,14 @@ def run_app(
     preferences: Path | None = None,
     keymap: Mapping[str, str] | None = None,
     runs_outlive: bool = True,
+    watch: Callable[[], Awaitable[None]] | None = None,
     no_color: bool = False,
 ) -> int:
     """Show the console until the operator leaves and return the exit code.
 
     ``preferences`` is the file that keeps the theme; ``runs_outlive`` is False where
-    hosts end with the console; ``no_color`` when NO_COLOR is set.
+    hosts end with the console; what ``watch`` raises in the meantime is said;
+    ``no_color`` when NO_COLOR is set.
     Raises: Interrupted when a signal ended it, or the terminal is gone.
     """
     app = GlowplugApp(
@@ -271,6 +283,7 @@ def run_app(
         preferences=preferences,
         keymap=keymap,
         runs_outlive=runs_outlive,
+        watch=watch,
         ansi_color=True if no_color else None,
     )
     result: int | None = None

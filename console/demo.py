@@ -9,24 +9,29 @@ operator, removes the directory. Killed together they leave that to the next dem
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import secrets
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, NoReturn, Self
 
 import remote_agent
 from console.config import Config
 from console.config_nodes import Node, shell_problem
+from console.demo_check import check_host
 from console.demo_lock import LOCK_NAME, TEMPORARY_PREFIX, claim, sweep_temporary
 from console.demo_model import write_checkpoint
 from console.demo_teardown import MARK, end_nodes
@@ -39,15 +44,19 @@ if TYPE_CHECKING:
     from console.transports.embedded import ServerReady
 
 RECIPE = "demo"
-STOP_S = 45.0
+START_S, STOP_S, LOOK_S = 60.0, 45.0, 0.2
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
-_TORCH_CHECK = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
-_NEEDED = ("torch", "transformers", "safetensors")
 
 
 class DemoError(GlowplugError):
     """The embedded fleet can't be started."""
+
+
+class DemoLost(DemoError):
+    """The embedded SSH server ended while its nodes were in use: none of them can be reached any more."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ class EmbeddedFleet:
 
     def __enter__(self) -> Self:
         """Raises: UsageError, DemoError."""
-        check_host(self._settings)
+        check_host(self._settings.model, self._settings.python)
         try:
             self._directory = self._claim_directory()
             model = self._settings.model or self._write_model()
@@ -124,18 +133,26 @@ class EmbeddedFleet:
             wanted = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX)).resolve()
             self._lock = claim(wanted, self._mark)
             return wanted
-        wanted = wanted.expanduser().resolve()
+        try:
+            wanted = wanted.expanduser().resolve()
+            self._lock = self._claim_named(wanted)
+        except BlockingIOError:
+            raise UsageError(f"another demo runs in {wanted}, or is being ended") from None
+        except (OSError, RuntimeError) as error:  # RuntimeError: no such home
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"--directory {wanted} can't be used: {reason}") from error
+        return wanted
+
+    def _claim_named(self, wanted: Path) -> IO[str]:
         problem = shell_problem(str(wanted))
         if problem:
             raise UsageError(f"the directory's path can't be used: {problem}")
+        if wanted.exists() and not wanted.is_dir():
+            raise UsageError(f"--directory {wanted} can't be used: it is a file")
         if wanted.is_dir() and any(wanted.iterdir()) and not (wanted / LOCK_NAME).exists():
             raise UsageError(f"{wanted} holds other files; name an empty or a new directory")
         wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            self._lock = claim(wanted, self._mark)
-        except BlockingIOError:
-            raise UsageError(f"another demo runs in {wanted}, or is being ended") from None
-        return wanted
+        return claim(wanted, self._mark)
 
     def _write_model(self) -> Path:
         model = self.directory / "model"
@@ -175,11 +192,19 @@ class EmbeddedFleet:
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(encode(order)).encode() + b"\n")
         self._server.stdin.flush()
-        line = self._server.stdout.readline()
+        line = _read_line(self._server.stdout.fileno(), START_S)
         try:
             return decode(ServerReady, json.loads(line))
         except (ValueError, DecodeError) as error:
             raise DemoError(f"the embedded SSH server did not start; see {self.directory / 'server.log'}") from error
+
+    async def until_lost(self) -> NoReturn:
+        """Wait for ever, unless the server ends. Raises: DemoLost."""
+        assert self._server is not None, "enter the embedded fleet first"
+        while (code := self._server.poll()) is None:  # noqa: ASYNC110 - a process is no event
+            await asyncio.sleep(LOOK_S)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        raise DemoLost(f"the embedded SSH server {how}; the demo's nodes can't be reached any more")
 
     def _stop(self) -> None:
         """End server and nodes; when the server can't do it any more, do it here."""
@@ -257,28 +282,6 @@ class EmbeddedFleet:
         return Config(nodes, {RECIPE: recipe}, path=self.directory / "fleet.toml")
 
 
-def check_host(settings: DemoSettings) -> None:
-    """See that this machine can be its own GPU host. Raises: UsageError that says what to do."""
-    if not sys.platform.startswith("linux"):
-        raise UsageError("the embedded fleet needs Linux, as the agent does")
-    if settings.model is not None and not settings.model.exists():
-        raise UsageError(f"{settings.model}: no such checkpoint")
-    for item in (*settings.python, str(settings.model or "")):
-        if item and (problem := shell_problem(item)):
-            raise UsageError(f"can't be used on a remote command line: {problem}")
-    try:
-        found = subprocess.run(
-            [*settings.python, "-c", _TORCH_CHECK, *_NEEDED], capture_output=True, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{settings.python[0]} can't be run: {error}") from error
-    if found.returncode != 0:
-        raise UsageError(
-            f"{settings.python[0]} has no {', '.join(_NEEDED)}: install the 'local' extra "
-            "(pip install 'glowplug[local]'), or name a Python that has them with --python"
-        )
-
-
 def write_agent(path: Path) -> Path:
     """Write the agent as one file, as a host gets it, and return its path."""
     package = Path(remote_agent.__file__).parent
@@ -293,6 +296,21 @@ def _with_our_packages(path: str | None) -> str:
     """Return a PYTHONPATH under which a child finds the very packages that run here."""
     ours = str(Path(remote_agent.__file__).parent.parent)
     return os.pathsep.join([ours, *([path] if path else [])])
+
+
+def _read_line(descriptor: int, timeout_s: float) -> bytes:
+    """Return one line, or what there was of it when the time was over or the stream ended."""
+    until = time.monotonic() + timeout_s
+    line = b""
+    while not line.endswith(b"\n"):
+        left = until - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            break
+        part = os.read(descriptor, 65536)
+        if not part:
+            break
+        line += part
+    return line
 
 
 def _end_server(server: subprocess.Popen[bytes]) -> bool:

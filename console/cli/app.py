@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable
 
 from console.cli.common import Context, ended_by_signals
 from console.errors import UsageError
@@ -33,8 +34,9 @@ def show(
     ascii: bool = False,
     theme: str | None = None,
     runs_outlive: bool = True,
+    watch: Callable[[], Awaitable[None]] | None = None,
 ) -> int:
-    """Show any fleet; ``runs_outlive`` is False where its hosts end with the console."""
+    """Show any fleet; ``runs_outlive`` is False where its hosts end with the console; ``watch`` as for `run_app`."""
     from console.app import run_app
 
     return run_app(
@@ -45,5 +47,6 @@ def show(
         theme=theme,
         preferences=context.locations.state_directory / "preferences.json",
         runs_outlive=runs_outlive,
+        watch=watch,
         no_color=bool(context.environ.get("NO_COLOR")),
     )

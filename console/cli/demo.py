@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def command(
     nothing is left running, and nothing outside its directory.
 
     Exit codes of --headless: 0 all ready, 1 a run failed, 2 torch is missing (the
-    'local' extra), 130 interrupted.
+    'local' extra), 3 the SSH server ended, 130 interrupted.
     """
     if as_json and not headless:
         raise click.UsageError("--json goes with --headless")
@@ -60,7 +61,7 @@ def command(
 
         app_context = Context(demo.locations, context.environ)
         fleet = own.fleet(demo.config, parallel=nodes)
-        return show(app_context, fleet, "embedded", ascii=ascii, runs_outlive=False)
+        return show(app_context, fleet, "embedded", ascii=ascii, runs_outlive=False, watch=demo.until_lost)
 
 
 def _warm_all(context: Context, demo: EmbeddedFleet, as_json: bool) -> int:
@@ -69,7 +70,15 @@ def _warm_all(context: Context, demo: EmbeddedFleet, as_json: bool) -> int:
 
     async def work() -> bool:
         async with context.fleet(demo.config, names, parallel=len(names)) as fleet:
-            await following.warm(fleet, names, demo.config.recipe(RECIPE), wait=True)
+            warming = asyncio.ensure_future(following.warm(fleet, names, demo.config.recipe(RECIPE), wait=True))
+            lost = asyncio.ensure_future(demo.until_lost())
+            try:
+                await asyncio.wait((warming, lost), return_when=asyncio.FIRST_COMPLETED)
+                await (warming if warming.done() else lost)
+            finally:
+                for task in (warming, lost):
+                    task.cancel()
+                await asyncio.gather(warming, lost, return_exceptions=True)
             return await fleet.flush()
 
     say(f"warming {RECIPE} on {', '.join(names)} in {demo.directory}")

@@ -17,7 +17,7 @@ import pytest
 from safetensors import safe_open
 
 from console.cli import run
-from console.demo import DemoSettings, EmbeddedFleet, write_agent
+from console.demo import DemoSettings, EmbeddedFleet, _read_line, write_agent
 from console.demo_model import LlamaShape, write_checkpoint
 from console.demo_teardown import marked_processes
 from console.errors import NodeUnreachable, UsageError
@@ -121,6 +121,64 @@ def test_what_cannot_be_used_is_refused_before_the_start(settings: DemoSettings,
         pass
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 0", "is no Python"),
+        ("echo broken loader >&2; exit 127", "ended with 127 and said: broken loader"),
+        (f'exec env PYTHONPATH=$(dirname "$0")/broken {sys.executable} "$@"', r"transformers \(OSError: no libfoo\)"),
+    ],
+)
+def test_a_python_that_cannot_do_it_is_named_at_once(tmp_path: Path, script: str, words: str) -> None:
+    """What is no Python, and one whose packages are there but don't load, are refused before anything is made."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    python.chmod(0o755)
+    for name in ("torch", "transformers", "safetensors"):
+        (tmp_path / "broken" / name).mkdir(parents=True)
+        (tmp_path / "broken" / name / "__init__.py").touch()
+    (tmp_path / "broken" / "transformers" / "__init__.py").write_text("raise OSError('no libfoo')")
+
+    with (
+        pytest.raises(UsageError, match=words) as refused,
+        EmbeddedFleet(DemoSettings(python=(str(python),), directory=tmp_path / "d")),
+    ):
+        pass
+
+    assert str(python) in str(refused.value)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "a" * 300, "~no-such-user/here"])
+def test_a_directory_that_cannot_be_one_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A file, something below a file, a name too long, a home that is none: the option and the path are named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+
+    with (
+        pytest.raises(UsageError, match=r"--directory .*can't be used: ") as refused,
+        EmbeddedFleet(DemoSettings(directory=Path(place))),
+    ):
+        pass
+
+    assert "Errno" not in str(refused.value)
+
+
+def test_a_line_that_never_comes_is_waited_for_no_longer_than_said() -> None:
+    """What has come is returned; a whole line at once."""
+    reading, writing = os.pipe()
+    os.write(writing, b"half")
+    assert _read_line(reading, 0.0) == b""
+    assert _read_line(reading, 0.01) == b"half"
+    os.write(writing, b"whole\n")
+    assert _read_line(reading, 60.0) == b"whole\n"
+    os.close(writing)
+    assert _read_line(reading, 60.0) == b""
+    os.close(reading)
+
+
 def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
     """The demo writes only where it may later be asked to clean up."""
     (tmp_path / "thesis.tex").write_text("mine")
@@ -193,6 +251,30 @@ async def test_when_the_server_is_killed_its_nodes_end_all_the_same(tmp_path: Pa
         demo._server.wait()
         assert marked_processes(demo._mark)
 
+    assert marked_processes(demo._mark) == ()
+    assert not demo.directory.exists()
+
+
+def test_a_demo_without_a_screen_ends_when_its_server_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody can be reached any more, which is said at once, and exit code 3; the nodes end."""
+    begun: list[EmbeddedFleet] = []
+    start = EmbeddedFleet._start_server
+
+    def start_and_kill(demo: EmbeddedFleet) -> object:
+        begun.append(demo)
+        ready = start(demo)
+        assert demo._server is not None
+        demo._server.kill()
+        return ready
+
+    monkeypatch.setattr(EmbeddedFleet, "_start_server", start_and_kill)
+
+    assert run(["demo", "--headless", "--nodes", "1", "--model", str(checkpoint(tmp_path))]) == 3
+
+    assert "the embedded SSH server was killed by SIGKILL" in capsys.readouterr().err
+    (demo,) = begun
     assert marked_processes(demo._mark) == ()
     assert not demo.directory.exists()
 

@@ -378,6 +378,17 @@ async def test_a_history_that_can_not_be_opened_ends_the_app_with_its_exit_code(
     assert app.return_code == HistoryError.exit_code
 
 
+async def test_what_is_watched_is_said_when_it_is_lost() -> None:
+    """The console stays open; the reason is on screen."""
+
+    async def watch() -> None:
+        raise UsageError("the embedded SSH server was killed")
+
+    async with running(watch=watch) as (app, pilot):
+        await see("the embedded SSH server was killed", app, pilot)
+        assert app.is_running
+
+
 def test_the_verbs_do_without_the_app() -> None:
     """Textual costs a third of a second; nothing that a verb needs pulls it in."""
     program = (
