@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from console import report
 from console.cli.common import say
 from console.errors import GlowplugError, LinkError
 from console.fleet import Fleet
+from console.format import NS_PER_S, clock_text
 from console.runlog import finish_line, stage_line
-from console.state import RunView
+from console.state import LinkState, LinkStatus, RunView
 from remote_agent.protocol.messages import Recipe, RunState
 
 LOOK_S = 0.1
@@ -44,6 +46,7 @@ class Following:
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     _told: set[tuple[str, str]] = field(default_factory=set)
+    _lost: set[str] = field(default_factory=set)
     _fleet: Fleet | None = None
 
     @property
@@ -83,6 +86,7 @@ class Following:
             run = fleet.state(outcome.node).runs.get(outcome.run_uid or "")
             if run is not None:
                 self._tell_run(outcome.node, run)
+                self._tell_link(outcome, run, fleet.state(outcome.node).link)
 
     def _tell_run(self, node: str, run: RunView) -> None:
         if not run.is_accepted and not run.state.is_terminal:
@@ -93,6 +97,21 @@ class Following:
                 self._once(node, stage.name, stage_line(stage))
         if run.state.is_terminal:
             self._once(node, "end", f"{report.status_words(run.state.value)[0]} {finish_line(run)}")
+
+    def _tell_link(self, outcome: Outcome, run: RunView, link: LinkState) -> None:
+        """Say when a run can't be watched any more, why and since when, and when it can be again."""
+        node = outcome.node
+        if outcome.error is not None or run.state.is_terminal or not run.is_accepted:
+            return
+        if link.status is LinkStatus.CONNECTED and node in self._lost:
+            self._lost.remove(node)
+            say(f"{node:<14} linked again")
+        elif link.status in (LinkStatus.SILENT, LinkStatus.DISCONNECTED) and node not in self._lost:
+            self._lost.add(node)
+            ago_ns = round(max(0.0, time.monotonic() - link.since_s) * NS_PER_S)
+            since = clock_text(time.time_ns() - ago_ns)
+            why = f": {link.reason}" if link.reason else ""
+            say(f"{node:<14} {link.status.value} since {since}{why}; the run goes on there, waiting for the link")
 
     def _once(self, node: str, key: str, text: str) -> None:
         if (node, key) not in self._told:

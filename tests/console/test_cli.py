@@ -229,6 +229,37 @@ async def test_progress_is_told_once_and_what_waits_is_said(tmp_path: Path, caps
     assert [error["node"] for error in following.errors()] == ["n3"]
 
 
+async def test_a_lost_link_is_told_with_its_reason_while_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Waiting in silence looks like a hang; each loss and each return is said once."""
+    world = World(tmp_path)
+    following = Following()
+    said: list[str] = []
+
+    def told(words: str) -> int:
+        said.append(capsys.readouterr().err)
+        return "".join(said).count(words)
+
+    async with world.fleet() as fleet:
+        warming = asyncio.ensure_future(following.warm(fleet, ["n1"], RECIPES["llama"], wait=True))
+        await eventually(lambda: world.hosts["n1"].runs)
+        (uid,) = world.hosts["n1"].runs
+        world.hosts["n1"].begin(uid)
+        world.links["n1"].lose("the cable was cut")
+        await eventually(lambda: told("the cable was cut; the run goes on"))
+        assert not warming.done()
+        world.links["n1"].connect()
+        await eventually(lambda: told("linked again"))
+        world.links["n1"].lose("once more")
+        await eventually(lambda: told("once more"))
+        world.hosts["n1"].finish(uid)
+        world.links["n1"].connect()
+        await warming
+
+    assert (told("the cable was cut"), told("disconnected since"), following.exit_code) == (1, 2, 0)
+
+
 # --- what is wrong is one line -----------------------------------------------------
 
 
