@@ -6,11 +6,12 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from remote_agent.devices.nvml import UNKNOWN_ERROR, VERSION_MISMATCH
+from remote_agent.devices.visible import HostGpu, visible_devices
 from remote_agent.protocol.messages import Finding, Gpu
 
 VERSION = re.compile(r"\b(\d{3,4}\.\d+(?:\.\d+)?)\b")
@@ -68,6 +69,21 @@ def host_findings(gpus: tuple[Gpu, ...], paths: HostPaths) -> Iterator[Finding]:
             "again, which takes seconds; nvidia-persistenced keeps it loaded"
         )
         yield Finding("persistence_off", "info", text)
+
+
+def visible_finding(value: str, gpus: Sequence[Gpu]) -> Finding:
+    """Return which GPUs CUDA_VISIBLE_DEVICES=``value`` leaves to a process, by physical index and UUID."""
+    if value.startswith("MIG-"):  # which slices there are is not known here
+        return Finding("visible_devices", "info", f"CUDA_VISIBLE_DEVICES={value[:200]!r} names a MIG slice")
+    uuids = {gpu.index: gpu.uuid for gpu in gpus}
+    found = visible_devices(
+        value, [HostGpu(uuids.get(index, "unknown")) for index in range(max(uuids, default=-1) + 1)]
+    )
+    left = ", ".join(f"GPU {device.index} ({device.uuid})" for device in found.devices) or "no GPU"
+    text = f"CUDA_VISIBLE_DEVICES={value[:200]!r} leaves {left} to what is started from here"
+    if found.problem is not None:
+        text += f"; {found.problem}"
+    return Finding("visible_devices", "info" if found.devices else "warning", text)
 
 
 def module_version(paths: HostPaths) -> str | None:

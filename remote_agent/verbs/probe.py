@@ -12,6 +12,7 @@ import sys
 import time
 
 from remote_agent.agentd import hostfacts
+from remote_agent.devices.findings import visible_finding
 from remote_agent.loader.problems import shown
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.framing import FrameReader, ProtocolError
@@ -47,6 +48,9 @@ def probe_host(patience_s: float = PATIENCE_S) -> Probe:
     report = _ask_sampler(patience_s)
     total, available = hostfacts.memory_bytes()
     findings = report.findings if report is not None else (_hung(patience_s),)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and report is not None and report.gpus:
+        findings = (*findings, visible_finding(visible, report.gpus))
     status = "hung" if report is None else report.status
     return Probe(
         hostname=hostfacts.hostname(),

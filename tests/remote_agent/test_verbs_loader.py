@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from remote_agent.protocol.codec import Unknown, decode
-from remote_agent.protocol.messages import Probe
+from remote_agent.protocol.internal import SamplerReport
+from remote_agent.protocol.messages import Gpu, Probe
 from remote_agent.verbs import load as load_verb
 from remote_agent.verbs import preflight as preflight_verb
 from remote_agent.verbs import probe as probe_verb
@@ -122,6 +123,17 @@ def test_probe_describes_any_host() -> None:
     assert probe.sampler in ("nvml", "absent", "failed", "hung")
     text = subprocess.run([sys.executable, "-m", "remote_agent", "probe"], capture_output=True, text=True, check=True)
     assert probe.sampler != "absent" or "no NVIDIA driver" in text.stdout
+
+
+def test_probe_tells_what_the_environment_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is there and can't be used by what is started from the same shell."""
+    report = SamplerReport("nvml", 1, gpus=(Gpu("GPU-a", 0, "NVIDIA H200"),))
+    monkeypatch.setattr(probe_verb, "_ask_sampler", lambda patience_s: report)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    assert [finding.code for finding in probe_verb.probe_host().findings] == ["visible_devices"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert probe_verb.probe_host().findings == ()
 
 
 def test_a_driver_that_hangs_does_not_hang_the_probe(tmp_path: Path) -> None:

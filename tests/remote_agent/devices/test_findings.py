@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remote_agent.devices.findings import HostPaths, explain_failed_start, host_findings, lost_access
+from remote_agent.devices.findings import HostPaths, explain_failed_start, host_findings, lost_access, visible_finding
 from remote_agent.protocol.messages import Gpu, GpuProcess
 
 GPU = Gpu("GPU-1", 0, "NVIDIA H200", persistence=True, compute_mode="default", ecc_uncorrected=0, mig=False)
@@ -116,3 +116,27 @@ def test_each_gpu_mode_that_stops_a_run_is_told(paths: HostPaths) -> None:
     assert "nvidia-persistenced" in found["persistence_off"].text
     free = next(host_findings((Gpu(**base, compute_mode="exclusive_process"),), paths))
     assert free.severity == "info"
+
+
+@pytest.mark.parametrize(
+    ("value", "severity", "words"),
+    [
+        ("1", "info", "leaves GPU 1 (GPU-b) to"),
+        ("GPU-b,GPU-a", "info", "leaves GPU 1 (GPU-b), GPU 0 (GPU-a) to"),
+        ("0,7", "info", "leaves GPU 0 (GPU-a) to what is started from here; CUDA_VISIBLE_DEVICES: '7' is no GPU"),
+        ("", "warning", "leaves no GPU to what is started from here; CUDA_VISIBLE_DEVICES is empty"),
+        ("-1", "warning", "leaves no GPU to what is started from here; CUDA_VISIBLE_DEVICES: '-1' is no GPU"),
+        ("MIG-1", "info", "names a MIG slice"),
+    ],
+)
+def test_the_gpus_that_the_environment_leaves_are_named(value: str, severity: str, words: str) -> None:
+    """By physical index and UUID, in CUDA's order; none at all is a warning."""
+    finding = visible_finding(value, (Gpu("GPU-a", 0, "NVIDIA H200"), Gpu("GPU-b", 1, "NVIDIA H200")))
+
+    assert (finding.code, finding.severity) == ("visible_devices", severity)
+    assert words in finding.text
+
+
+def test_a_gpu_that_does_not_answer_keeps_its_number() -> None:
+    """The others are not counted anew."""
+    assert "leaves GPU 1 (GPU-b) to" in visible_finding("1", (Gpu("GPU-b", 1, "NVIDIA H200"),)).text
