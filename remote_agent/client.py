@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TypeVar, cast
 
-from remote_agent.agentd.launch import connect, connect_or_start
+from remote_agent.agentd.launch import connect_or_start, reach, silence
 from remote_agent.agentd.paths import StateDir
-from remote_agent.errors import ConnectionLostError, LaunchError, RefusedError
+from remote_agent.errors import ConnectionLostError, LaunchError, RefusedError, SilentAgentError
 from remote_agent.protocol.framing import ProtocolError
 from remote_agent.protocol.messages import HelloParams, HelloResult
 from remote_agent.protocol.peer import ErrorReply, Incoming, Notification, Peer, Reply
@@ -26,8 +26,8 @@ SILENCE_S = 30.0
 class Client:
     """One connection. `call` waits for its answer; what arrives meanwhile is kept for `notifications`."""
 
-    def __init__(self, link: socket.socket) -> None:
-        self._link, self._peer = link, Peer()
+    def __init__(self, link: socket.socket, state: StateDir) -> None:
+        self._link, self._state, self._peer = link, state, Peer()
         self._kept: deque[Notification] = deque()
 
     def __enter__(self: C) -> C:
@@ -43,7 +43,7 @@ class Client:
     def call(self, method: str, params: object, result: type[T]) -> T:
         """Return the answer to a request.
 
-        Raises: RefusedError with the agent's code; ConnectionLostError if the agent has gone.
+        Raises: RefusedError with the agent's code; ConnectionLostError if the agent has gone; SilentAgentError.
         """
         ident, data = self._peer.request(method, params)
         try:
@@ -71,6 +71,9 @@ class Client:
             if not data:
                 raise ConnectionLostError("the agent closed the connection")
             messages = self._peer.feed(data)
+        except TimeoutError as error:
+            said = silence(self._state, f"said nothing for {self._link.gettimeout():g} s")
+            raise SilentAgentError(said) from error
         except (OSError, ProtocolError) as error:
             raise ConnectionLostError(f"the connection to the agent broke: {error}") from error
         self._kept.extend(message for message in messages if isinstance(message, Notification))
@@ -80,11 +83,11 @@ class Client:
 def open_client(state: StateDir, name: str, start: Callable[[StateDir], socket.socket] = connect_or_start) -> Client:
     """Return a greeted client of the agent of ``state``, which is started if need be.
 
-    Raises: LaunchError, StateDirError, RefusedError, ConnectionLostError
+    Raises: LaunchError, StateDirError, RefusedError, SilentAgentError, ConnectionLostError
     """
     link = start(state)
     link.settimeout(SILENCE_S)
-    client = Client(link)
+    client = Client(link, state)
     try:
         client.hello(name)
     except BaseException:
@@ -94,8 +97,8 @@ def open_client(state: StateDir, name: str, start: Callable[[StateDir], socket.s
 
 
 def connect_running(state: StateDir) -> socket.socket:
-    """Return a connection to the agent that runs. Raises: LaunchError if none does."""
-    link = connect(state)
+    """Return a connection to the agent that runs. Raises: LaunchError if none does, SilentAgentError if it hangs."""
+    link = reach(state)
     if link is None:
         raise LaunchError(f"no agent runs for {state.root}")
     return link

@@ -9,6 +9,7 @@ AgentError
 ├── RecipeError          a recipe file can't be used
 ├── StateDirError        the state directory can't be used or trusted
 ├── LaunchError          the agent can't be reached or started
+├── SilentAgentError     an agent runs and does not answer
 ├── ConnectionLostError  the agent closed the connection
 └── JournalError         a journal can't be read
 """
@@ -81,6 +82,10 @@ class StateDirError(AgentError):
 
 class LaunchError(AgentError):
     """The agent can't be reached and could not be started."""
+
+
+class SilentAgentError(AgentError):
+    """An agent runs here, as its lock says, and does not answer; the text names its pid where that is sure."""
 
 
 class ConnectionLostError(AgentError):

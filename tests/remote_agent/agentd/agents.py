@@ -137,7 +137,7 @@ class Agent:
         link = connect(self.state)
         assert link is not None
         link.settimeout(DEADLINE_S)
-        watcher = Watcher(link)
+        watcher = Watcher(link, self.state)
         try:
             watcher.greeting = watcher.hello("test")
             if subscriber is not None:

@@ -218,7 +218,7 @@ def test_a_malformed_request_gets_an_error_and_the_client_stays(
 def test_hello_must_come_first(agent: Agent) -> None:
     """Any other request before it is answered with a stable code, and hello still works afterwards."""
     link = raw(agent)
-    with Watcher(link) as client:
+    with Watcher(link, agent.state) as client:
         with pytest.raises(RefusedError) as refused:
             client.call("probe", Empty(), Probe)
         client.hello("late")
@@ -228,7 +228,10 @@ def test_hello_must_come_first(agent: Agent) -> None:
 
 def test_a_client_of_another_protocol_is_told_both_ranges(agent: Agent) -> None:
     """Versions without overlap end in an error that names what each side speaks."""
-    with Watcher(raw(agent)) as client, pytest.raises(RefusedError, match=r"speaks 7\.\.9.*speaks 1\.\.1") as refused:
+    with (
+        Watcher(raw(agent), agent.state) as client,
+        pytest.raises(RefusedError, match=r"speaks 7\.\.9.*speaks 1\.\.1") as refused,
+    ):
         client.call("hello", HelloParams("future", 7, 9), HelloResult)
 
     assert refused.value.code == "protocol_version"
