@@ -16,6 +16,10 @@ PROBE_BYTES = 1 << 20
 VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Environment variables of the compile stack and the folder of each below the cache directory."""
 
+NOWHERE = dict.fromkeys(VARIABLES, "/proc/self")
+"""Until a job says where its caches are. Importing the compile stack makes its directory, by default in $TMPDIR,
+where it would stay; this one exists and takes no files."""
+
 ARTEFACTS = frozenset({".so", ".o", ".cubin", ".hsaco"})
 
 

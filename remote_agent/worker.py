@@ -14,8 +14,10 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
+from remote_agent import caches
 from remote_agent.pipeline.channel import Channel
 from remote_agent.pipeline.imports import WORKER_ENVIRONMENT, settle_environment
 from remote_agent.protocol.internal import WorkerFailed, WorkerJob, WorkerRelease
@@ -28,7 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to agentd")
     fd = parser.parse_args(argv).fd
     sock = socket.socket(fileno=claim_standard_streams(fd, 2))
-    settle_environment(os.environ, WORKER_ENVIRONMENT)
+    settle_environment(os.environ, {**WORKER_ENVIRONMENT, **caches.NOWHERE})
     end_process(serve(sock))
 
 
@@ -57,8 +59,23 @@ def serve(sock: socket.socket) -> int:
             failure = Failure("protocol", f"a worker waits for a job, not for a {type(message).__name__}")
             channel.send(WorkerFailed(failure))
             return 1
+        use_job_cache(message)
         if not runner.run(message):
             return 0
+
+
+def use_job_cache(job: WorkerJob) -> None:
+    """Point the compile stack at the job's cache where that can be used: a model may compile parts of itself.
+
+    Where it can't, and the recipe asks for a compile, that stage says why.
+    """
+    os.environ.update(caches.NOWHERE)
+    try:
+        directory = Path(job.cache_directory).expanduser()
+    except RuntimeError:
+        return  # there is no home directory
+    if caches.find_cache_problem(directory) is None:
+        caches.use_cache(directory, os.environ)
 
 
 def claim_standard_streams(socket_fd: int, stderr_fd: int) -> int:

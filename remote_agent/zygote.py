@@ -17,7 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
-from remote_agent import worker
+from remote_agent import caches, worker
 from remote_agent.pipeline.imports import (
     QUIET_IMPORTS,
     THREAD_VARIABLES,
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     sock = socket.socket(fileno=parser.parse_args(argv).fd)
     sock.set_inheritable(False)
     given = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    settle_environment(os.environ, QUIET_IMPORTS)
+    settle_environment(os.environ, {**QUIET_IMPORTS, **caches.NOWHERE})
     start_ns = time.monotonic_ns()
     import_everything()
     zygote = Zygote(sock, given)

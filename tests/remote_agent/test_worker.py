@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from remote_agent import caches
 from remote_agent.protocol.internal import (
     ShardIdentity,
     WorkerFailed,
@@ -21,6 +22,7 @@ from remote_agent.protocol.internal import (
     WorkerStage,
 )
 from remote_agent.protocol.messages import FirstRequest, StageStatus, Tier
+from remote_agent.worker import use_job_cache
 from tests.remote_agent import checkpoints
 from tests.remote_agent.pipeline.models import load_with_transformers, recipe_for
 from tests.remote_agent.worker_ends import (
@@ -62,7 +64,9 @@ def test_a_fresh_worker_goes_through_every_stage_and_reuses_what_it_has(llama: P
     """The second job of the same recipe makes nothing again but a real request; then it lets go when told."""
     recipe = recipe_for(llama, request=FirstRequest(prompt_tokens=8, max_new_tokens=4))
     go = WorkerGo(identities(llama))
-    with child("worker", tmp_path / "log") as (process, end):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with child("worker", tmp_path / "log", TMPDIR=str(temporary)) as (process, end):
         job = job_for(recipe, tmp_path, "no zygote here")
         first = do_job(end, job, go)
         second = do_job(end, job_for(recipe, tmp_path), go)
@@ -70,6 +74,7 @@ def test_a_fresh_worker_goes_through_every_stage_and_reuses_what_it_has(llama: P
 
         assert end.receive() is None
         assert process.wait(30) == 0
+    assert list(temporary.iterdir()) == []
     over = stages_over(first)
     assert list(over) == WORKER_STAGES
     assert {stage.status for stage in over.values()} == {StageStatus.DONE}
@@ -90,6 +95,21 @@ def test_a_fresh_worker_goes_through_every_stage_and_reuses_what_it_has(llama: P
         assert request.end_mono_ns is not None
         assert request.start_mono_ns < ready.first_output_mono_ns <= request.end_mono_ns
         assert request.start_mono_ns >= (spans["compile"].end_mono_ns or 0) > 0
+
+
+def test_a_job_that_compiles_nothing_has_its_cache_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Path
+) -> None:
+    """A model may compile parts of itself; a cache that can't be used is left to the compile stage to tell."""
+    for name in caches.VARIABLES:
+        monkeypatch.setenv(name, "/elsewhere")
+
+    use_job_cache(job_for(recipe_for(llama), tmp_path / "cache"))
+    assert {name: os.environ[name] for name in caches.VARIABLES} == {
+        name: str(tmp_path / "cache" / folder) for name, folder in caches.VARIABLES.items()
+    }
+    use_job_cache(job_for(recipe_for(llama), Path("/proc/none")))
+    assert {os.environ[name] for name in caches.VARIABLES} == set(caches.NOWHERE.values())
 
 
 def test_changed_shards_or_another_recipe_are_loaded_again(zygote: Zygote, tmp_path: Path) -> None:

@@ -98,6 +98,18 @@ def test_forked_workers_compile_without_hanging_and_share_their_cache(zygote: Zy
     assert all(stages["first_request"].extra["new_graphs"] == 0 for stages in spans)
 
 
+def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
+    """Importing the compile stack makes no directory of its own there, and neither does a run."""
+    folder = checkpoints.write_llama(tmp_path / "model")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with running_zygote(tmp_path / "log", TMPDIR=str(temporary)) as zygote, zygote.worker(tmp_path / "log") as worker:
+        messages = do_job(worker.end, job_for(recipe_for(folder), tmp_path / "cache"))
+
+    assert only(messages, WorkerReady).bytes > 0
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_worker_gets_the_thread_variables_back(zygote: Zygote, tmp_path: Path) -> None:
     """The zygote's own setting for its imports does not reach the models."""
     recipe = recipe_for(checkpoints.write_bert(tmp_path / "model"))

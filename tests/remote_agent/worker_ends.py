@@ -35,7 +35,7 @@ from remote_agent.protocol.messages import Recipe, StageStatus
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 90.0
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
 T = TypeVar("T")
 
@@ -197,9 +197,9 @@ def ask_for_fork(end: End, log: Path, *preimport: str, **environment: str) -> tu
 
 
 @contextmanager
-def running_zygote(log: Path) -> Iterator[Zygote]:
+def running_zygote(log: Path, **environment: str) -> Iterator[Zygote]:
     """Start a real zygote with everything imported; this process becomes its workers' parent, as agentd is."""
-    with subreaper(), child("zygote", log, OMP_NUM_THREADS="2") as (process, end):
+    with subreaper(), child("zygote", log, OMP_NUM_THREADS="2", **environment) as (process, end):
         ready = end.receive()
         assert isinstance(ready, ZygoteReady), log.read_text()
         yield Zygote(process, end, ready)
@@ -237,11 +237,13 @@ def python_path() -> str:
 def subreaper() -> Iterator[None]:
     """Make this process the parent of orphans, as agentd is, for a while."""
     libc: Any = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int()
+    assert libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) == 0
     assert libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     try:
         yield
     finally:
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def process_state(pid: int) -> str | None:
