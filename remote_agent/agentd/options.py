@@ -16,6 +16,7 @@ class ClientLimits:
     """``pause_bytes``: what may wait for a client before events stay on disk; over ``drop_bytes`` it is dropped.
 
     So is one that takes nothing for ``stall_s``. It comes back with its cursor and misses nothing.
+    One that does not say hello within ``hello_s`` is dropped.
     """
 
     clients: int = 64
@@ -23,6 +24,7 @@ class ClientLimits:
     pause_bytes: int = 256 << 10
     drop_bytes: int = 4 << 20
     stall_s: float = 30.0
+    hello_s: float = 5.0
 
 
 @dataclass(frozen=True)

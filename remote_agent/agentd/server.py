@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 TOUCH_S = 60.0
 FLUSH_S = 1.0
+TURNED_AWAY = 16
+"""How many clients over the limit may wait at once to be told so."""
 
 
 class Server:
@@ -40,7 +42,9 @@ class Server:
     def __init__(self, supervisor: Supervisor, tenure: Tenure, listener: socket.socket) -> None:
         self._supervisor, self._tenure, self._listener = supervisor, tenure, listener
         self._complaint = ""
-        self._sessions: set[Session] = set()
+        self._sessions: dict[Session, None] = {}
+        self._turned_away: dict[Session, None] = {}
+        self._refused = 0
         self._all_gone = asyncio.Event()
         self._progress: dict[tuple[str, str], Progress] = {}
         self._connecting: set[asyncio.Future[None]] = set()
@@ -71,14 +75,15 @@ class Server:
         """Let clients have what is written for them, for a moment, and close."""
         self._wake()
         await asyncio.sleep(0)
-        for session in list(self._sessions):
+        for session in [*self._sessions, *self._turned_away]:
             session.close()
         if self._sessions:
             self._all_gone.clear()
             await asyncio.wait([asyncio.ensure_future(self._all_gone.wait())], timeout=FLUSH_S)
 
     def ended(self, session: Session) -> None:
-        self._sessions.discard(session)
+        self._sessions.pop(session, None)
+        self._turned_away.pop(session, None)
         if not self._sessions:
             self._all_gone.set()
 
@@ -94,13 +99,41 @@ class Server:
             loop.call_later(1.0, self._accept_again)
             return
         uid = peer_uid(link)
-        if uid not in (0, os.geteuid()) or len(self._sessions) >= self._supervisor.options.clients.clients:
-            log.warning("a client of user id %s is refused; there are %s", uid, len(self._sessions))
+        if uid not in (0, os.geteuid()):
+            if not self._refused:
+                log.warning("a client of user id %s is refused", uid)
+            self._refused += 1
             link.close()
             return
         link.setblocking(False)
-        session = Session(self._supervisor, self._handlers, self)
-        self._sessions.add(session)
+        self._connect(self._admit(), link)
+
+    def _admit(self) -> Session:
+        """Return a session for one more client; where no room is left and none can be made, one that says so."""
+        limit = self._supervisor.options.clients.clients
+        if len(self._sessions) < limit or self._make_room(self._sessions):
+            session = Session(self._supervisor, self._handlers, self)
+            self._sessions[session] = None
+            return session
+        self._refused += 1
+        if len(self._turned_away) >= TURNED_AWAY:
+            self._make_room(self._turned_away)
+        text = f"{limit} clients are connected to this agent already: close one"
+        session = Session(self._supervisor, self._handlers, self, text)
+        self._turned_away[session] = None
+        return session
+
+    def _make_room(self, sessions: dict[Session, None]) -> bool:
+        """Drop the oldest client that has not said hello, and return whether there was one."""
+        silent = next((session for session in sessions if not session.greeted), None)
+        if silent is None:
+            return False
+        self._refused += 1
+        silent.drop_silent()
+        sessions.pop(silent)
+        return True
+
+    def _connect(self, session: Session, link: socket.socket) -> None:
         connecting = asyncio.ensure_future(_connect(session, link))
         self._connecting.add(connecting)
         connecting.add_done_callback(self._connecting.discard)
@@ -146,6 +179,9 @@ class Server:
         for session in self._sessions:
             session.touch()
         self._supervisor.events.cursors_changed()
+        if self._refused:
+            log.warning("%s clients were refused or dropped before they said hello", self._refused)
+            self._refused = 0
 
     def _keep_progress(self, progress: Progress) -> None:
         if not self._progress:

@@ -50,8 +50,11 @@ class Sessions(Protocol):
 class Session(asyncio.Protocol):
     """A client from its first byte to its last. A breach of the protocol closes it and nothing else."""
 
-    def __init__(self, supervisor: Supervisor, handlers: Mapping[str, Handler], sessions: Sessions) -> None:
-        self._supervisor, self._sessions = supervisor, sessions
+    def __init__(
+        self, supervisor: Supervisor, handlers: Mapping[str, Handler], sessions: Sessions, refusal: str | None = None
+    ) -> None:
+        """Serve a client; with a ``refusal``, answer its first request with that and close."""
+        self._supervisor, self._sessions, self._refusal = supervisor, sessions, refusal
         self._limits = supervisor.options.clients
         self._handlers = {**handlers, "hello": self._hello, "subscribe": self._subscribe, "ack": self._ack}
         self._peer = Peer()
@@ -59,7 +62,7 @@ class Session(asyncio.Protocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._paused = False
         self._waiting_bytes, self._moved_s = 0, time.monotonic()
-        self._greeted = False
+        self.greeted, self._unwanted = False, False
         self._next_seq: int | None = None
         self._subscriber = ""
         self._wants_samples = False
@@ -69,6 +72,9 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._limits.pause_bytes)
+        asyncio.get_running_loop().call_later(self._limits.hello_s, self.drop_silent)
+        if self._unwanted:
+            self.drop_silent()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -97,6 +103,13 @@ class Session(asyncio.Protocol):
             self._transport.abort()
             self._transport = None
 
+    def drop_silent(self) -> None:
+        """Close the connection of a client that has not said hello. Not logged: anybody can be one, often."""
+        self._unwanted = True  # it may not even be connected yet
+        if self._transport is not None and not self.greeted:
+            self._transport.abort()
+            self._transport = None
+
     def close(self) -> None:
         """Close the connection once what waits for it is written."""
         if self._transport is not None:
@@ -121,7 +134,10 @@ class Session(asyncio.Protocol):
             self._write(self._peer.fail(message.id, message.error, message.text))
         elif not isinstance(message, Request):
             raise ProtocolError("clients send requests only")
-        elif not self._greeted and message.method != "hello":
+        elif self._refusal is not None:
+            self._write(self._peer.fail(message.id, REFUSED, self._refusal, "too_many_clients"))
+            self.close()
+        elif not self.greeted and message.method != "hello":
             self._write(self._peer.fail(message.id, INVALID_REQUEST, "say hello first", "hello_first"))
         elif len(self._tasks) >= self._limits.requests:
             self._write(self._peer.fail(message.id, REFUSED, "too many requests at once", "too_many_requests"))
@@ -148,7 +164,7 @@ class Session(asyncio.Protocol):
             theirs, ours = f"{hello.protocol_min}..{hello.protocol_max}", f"{PROTOCOL_MIN}..{PROTOCOL_MAX}"
             text = f"no common protocol: the client speaks {theirs}, agent {__version__} speaks {ours}"
             raise RefusedError("protocol_version", text)
-        self._greeted = True
+        self.greeted = True
         journal = self._supervisor.journal
         return HelloResult(
             protocol,
@@ -209,7 +225,7 @@ class Session(asyncio.Protocol):
 
     def heartbeat(self) -> None:
         """Say that the agent lives, and see whether the client does."""
-        if not self._greeted or self._transport is None:
+        if not self.greeted or self._transport is None:
             return
         waiting = self._transport.get_write_buffer_size()
         if not self._paused or waiting < self._waiting_bytes:

@@ -226,6 +226,48 @@ def test_hello_must_come_first(agent: Agent) -> None:
     assert refused.value.code == "hello_first"
 
 
+def test_a_client_that_never_says_hello_is_dropped(make_agent: Callable[..., Agent]) -> None:
+    """Silence and half a request are both ended, without a word in the log; one that said hello stays."""
+    agent = make_agent(clients={"hello_s": 0.2})
+    with agent.client() as polite, raw(agent) as silent, raw(agent) as slow:
+        slow.sendall(b'{"jsonrpc":')
+        ends = received(silent), received(slow)
+
+        assert ends == (b"", b"")
+        assert polite.status().runs == ()
+    assert "dropped" not in agent.log()
+
+
+def test_silent_clients_lock_nobody_out(make_agent: Callable[..., Agent]) -> None:
+    """At the limit the oldest that said nothing makes room; those that said hello stay."""
+    agent = make_agent(clients={"clients": 3, "hello_s": 600})
+    with agent.client() as polite, raw(agent) as oldest, raw(agent) as newest, agent.client() as late:
+        assert received(oldest) == b""
+        assert late.status().runs == polite.status().runs == ()
+        assert "result" in ask(newest, {"jsonrpc": "2.0", "id": 1, "method": "hello", "params": {"client": "c"}})
+
+
+def test_a_client_too_many_is_told_so(make_agent: Callable[..., Agent]) -> None:
+    """It gets a stable code and the limit, without a line in the log for each; a place that is free is given again."""
+    agent = make_agent(clients={"clients": 2})
+    with agent.client(), agent.client() as second:
+        for _ in range(40):
+            with pytest.raises(RefusedError, match="2 clients are connected") as refused:
+                agent.client()
+            assert refused.value.code == "too_many_clients"
+        assert "refused" not in agent.log()
+        second.status()
+    eventually(lambda: can_connect(agent), "there is room again")
+
+
+def can_connect(agent: Agent) -> bool:
+    try:
+        with agent.client():
+            return True
+    except RefusedError:
+        return False
+
+
 def test_a_client_of_another_protocol_is_told_both_ranges(agent: Agent) -> None:
     """Versions without overlap end in an error that names what each side speaks."""
     with (
