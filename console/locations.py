@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+
+from console.errors import UsageError
 
 APP = "glowplug"
 
@@ -31,28 +33,31 @@ def locations(
     """Return every place; a flag wins over the environment, that over the platform's directories.
 
     Environment: GLOWPLUG_CONFIG, GLOWPLUG_HISTORY, GLOWPLUG_LOG (files), GLOWPLUG_STATE (a directory).
+    Raises: UsageError where the user has no home directory and that is needed.
     """
-    state = _pick(None, environ.get("GLOWPLUG_STATE"), platformdirs.user_state_path(APP, appauthor=False))
-    config_file = _pick(
-        config, environ.get("GLOWPLUG_CONFIG"), platformdirs.user_config_path(APP, False) / "fleet.toml"
-    )
+    state = _pick(None, environ, "GLOWPLUG_STATE", lambda: platformdirs.user_state_path(APP, False))
     return Locations(
-        config_file=config_file,
-        history_file=_pick(
-            history, environ.get("GLOWPLUG_HISTORY"), platformdirs.user_data_path(APP, False) / "history.db"
+        config_file=_pick(
+            config, environ, "GLOWPLUG_CONFIG", lambda: platformdirs.user_config_path(APP, False) / "fleet.toml"
         ),
-        log_file=_pick(log, environ.get("GLOWPLUG_LOG"), state / "glowplug.log"),
+        history_file=_pick(
+            history, environ, "GLOWPLUG_HISTORY", lambda: platformdirs.user_data_path(APP, False) / "history.db"
+        ),
+        log_file=_pick(log, environ, "GLOWPLUG_LOG", lambda: state / "glowplug.log"),
         state_directory=state,
         known_hosts_file=state / "known_hosts",
     )
 
 
-def _pick(flag: str | Path | None, variable: str | None, default: Path) -> Path:
-    chosen = flag or variable
+def _pick(flag: str | Path | None, environ: Mapping[str, str], variable: str, default: Callable[[], Path]) -> Path:
+    chosen = flag or environ.get(variable)
     if not chosen:
-        return default
+        try:
+            return default()
+        except RuntimeError:  # no such user, or no home directory
+            raise UsageError(f"this user has no home directory: set HOME (or {variable})") from None
     path = Path(chosen)
     try:
         return path.expanduser()
-    except RuntimeError:  # no such user, or no home directory
+    except RuntimeError:
         return path

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -104,6 +105,18 @@ def current_actor() -> Actor:
     except (KeyError, OSError):
         user = f"uid {os.getuid()}"
     return Actor(clean(user, 80) or "unknown", clean(socket.gethostname(), 80) or "unknown")
+
+
+class FilePath(click.Path):
+    """A path on the command line; an empty one, which would be the current directory, is a mistake."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there.")

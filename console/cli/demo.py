@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from console import report
-from console.cli.common import Context, emit, ended_by_signals, json_option, run_async, say
+from console.cli.common import Context, FilePath, emit, ended_by_signals, json_option, run_async, say
 from console.cli.follow import Following
 from console.demo import RECIPE, DemoSettings, EmbeddedFleet
 
@@ -17,8 +17,8 @@ from console.demo import RECIPE, DemoSettings, EmbeddedFleet
 @click.command("demo")
 @click.option("--headless", is_flag=True, help="Warm every node and end, without a screen.")
 @json_option
-@click.option("--model", type=click.Path(path_type=Path), help="A checkpoint of your own; else a small one is written.")
-@click.option("--directory", type=click.Path(path_type=Path), help="Keep everything there; else in a temporary one.")
+@click.option("--model", type=FilePath(), help="A checkpoint of your own; else a small one is written.")
+@click.option("--directory", type=FilePath(), help="Keep everything there; else in a temporary one.")
 @click.option("--nodes", type=click.IntRange(1, 16), default=3, show_default=True, help="How many nodes.")
 @click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True)
 @click.option("--python", help="A Python with torch, transformers and safetensors; this one by default.")
@@ -46,7 +46,9 @@ def command(
     """
     if as_json and not headless:
         raise click.UsageError("--json goes with --headless")
-    argv = (python,) if python else (sys.executable,)
+    if python == "":
+        raise click.BadParameter("it is empty", param_hint="'--python'")
+    argv = (python or sys.executable,)
     if not headless:
         from console.cli.app import require_terminal
 

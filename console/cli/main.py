@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from console import __version__
-from console.cli.common import Context, is_logging, start_log, stop_log
+from console.cli.common import Context, FilePath, is_logging, start_log, stop_log
 from console.cli.streams import OutputError, tell
 from console.errors import GlowplugError, Interrupted
 from console.locations import locations
@@ -65,9 +65,9 @@ class _Verbs(click.Group):
 
 @click.command(cls=_Verbs, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="glowplug", message="%(prog)s %(version)s")
-@click.option("--config", type=click.Path(path_type=Path), help="The fleet.toml to use (GLOWPLUG_CONFIG).")
-@click.option("--history", type=click.Path(path_type=Path), help="The history to use (GLOWPLUG_HISTORY).")
-@click.option("--log", type=click.Path(path_type=Path), help="The log file to write (GLOWPLUG_LOG).")
+@click.option("--config", type=FilePath(), help="The fleet.toml to use (GLOWPLUG_CONFIG).")
+@click.option("--history", type=FilePath(), help="The history to use (GLOWPLUG_HISTORY).")
+@click.option("--log", type=FilePath(), help="The log file to write (GLOWPLUG_LOG).")
 @click.option("--read-only", is_flag=True, help="Open the console so that it changes nothing on any host.")
 @click.option("--ascii", is_flag=True, help="Draw the console with ASCII alone.")
 @click.option("--theme", help="The console's theme, for this time.")
@@ -143,11 +143,16 @@ def _misused(error: click.UsageError) -> int:
 
 def _fail_unexpectedly(error: Exception) -> int:
     """An error of our own: its traceback is for the log, where it can be found."""
-    places = locations(os.environ)
-    if not is_logging():
-        start_log(places)
+    try:
+        places = locations(os.environ)
+    except GlowplugError:
+        where = ""
+    else:
+        where = f" (the log has more: {places.log_file})"
+        if not is_logging():
+            start_log(places)
     log.error("unexpected", exc_info=error)
-    _say(f"internal error: {type(error).__name__}: {error} (the log has more: {places.log_file})")
+    _say(f"internal error: {type(error).__name__}: {error}{where}")
     return 1
 
 

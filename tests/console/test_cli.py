@@ -275,6 +275,12 @@ async def test_a_lost_link_is_told_with_its_reason_while_the_run_goes_on(
         (["show", "0000000000"], "0000000000"),
         (["demo", "--json"], "--headless"),
         (["cancel", "here", "--run", "x", "--all"], "not both"),
+        (["--config", "", "config", "path"], "'--config': it is empty"),
+        (["--history", "", "history"], "'--history': it is empty"),
+        (["--log", "", "status"], "'--log': it is empty"),
+        (["demo", "--headless", "--directory", ""], "'--directory': it is empty"),
+        (["demo", "--headless", "--model", ""], "'--model': it is empty"),
+        (["demo", "--headless", "--python", ""], "'--python': it is empty"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_2(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from console.errors import UsageError
 from console.locations import locations
 
 
@@ -49,3 +50,31 @@ def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("HOME", str(tmp_path))
 
     assert locations({"GLOWPLUG_HISTORY": "~/h.db"}).history_file == tmp_path / "h.db"
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container under a number that no passwd entry knows."""
+
+    def unknown(uid: int) -> object:
+        raise KeyError(uid)
+
+    for variable in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_it_says_what_to_set() -> None:
+    """Each place that is missing names its own variable."""
+    for environ, variable in ({}, "GLOWPLUG_STATE"), ({"GLOWPLUG_STATE": "/s"}, "GLOWPLUG_CONFIG"):
+        with pytest.raises(UsageError, match=rf"no home directory: set HOME \(or {variable}\)"):
+            locations(environ)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_named_places_are_enough() -> None:
+    """Nobody asks for a home that is not needed."""
+    found = locations({"GLOWPLUG_STATE": "/s", "GLOWPLUG_CONFIG": "/c.toml", "GLOWPLUG_HISTORY": "~/h.db"})
+
+    assert (found.log_file, found.history_file) == (Path("/s/glowplug.log"), Path("~/h.db"))
