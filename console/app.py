@@ -32,9 +32,9 @@ from console.screens.fleet import FleetScreen
 from console.screens.help import HelpScreen
 from console.screens.palette import NodeCommands, ThemeCommands
 from console.screens.ports import FleetPort, ReadOnlyFleet
+from console.state import unfinished_runs
 from console.terminal import Leaving, driver_for
 from console.widgets.glyphs import ASCII, UNICODE
-from console.widgets.node_view import unfinished_runs
 from console.widgets.paint import Moment
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from console.errors import GlowplugError
 from console.format import counted, short_uid, size_text
-from console.state import NodeState
-from console.widgets.node_view import unfinished_runs
-from console.widgets.paint import Line, Piece
+from console.lines import Line, Piece
+from console.state import NodeState, unfinished_runs
 
 
 @dataclass(frozen=True)

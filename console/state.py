@@ -152,6 +152,10 @@ class NodeState:
         return self.link.status is LinkStatus.CONNECTED
 
 
+def unfinished_runs(state: NodeState) -> tuple[RunView, ...]:
+    return tuple(run for run in state.runs.values() if not run.state.is_terminal)
+
+
 def elapsed_ns(run: RunView, state: NodeState, console_mono_ns: int) -> int | None:
     """Return how long ``run`` has taken, its wall time once it is over; None where that can't be told."""
     if run.wall_ns is not None:

@@ -13,13 +13,13 @@ from textual.widgets import Input
 from console.actions import Scope, bindings_of
 from console.screens.base import FOCUS_BINDINGS, ConsoleScreen
 from console.screens.work import HostWork
-from console.state import NodeState
+from console.state import NodeState, unfinished_runs
 from console.widgets.fleet_view import FleetView, Layout
 from console.widgets.header import header_line
 from console.widgets.key_bar import KeyBar
 from console.widgets.line_view import LineView
 from console.widgets.node_filter import FilterError, NodeFilter, parse_filter
-from console.widgets.node_view import URGENCY, Status, node_status, unfinished_runs
+from console.widgets.node_view import URGENCY, Status, node_status
 from console.widgets.paint import Line, Moment, Piece
 from console.widgets.selection import NodeSelection
 

@@ -98,10 +98,6 @@ def earlier_runs(run: RunView) -> StageBaseline | None:
     return baseline
 
 
-def unfinished_runs(state: NodeState) -> tuple[RunView, ...]:
-    return tuple(run for run in state.runs.values() if not run.state.is_terminal)
-
-
 def link_words(state: NodeState, moment: Moment) -> str:
     """Return the link's status with its age: ``disconnected 34 s``."""
     link = state.link

@@ -12,10 +12,9 @@ from datetime import tzinfo
 
 from rich.cells import cell_len, set_cell_size
 
+from console.lines import Line as Line
+from console.lines import Piece as Piece
 from console.widgets.glyphs import UNICODE, Glyphs
-
-Piece = tuple[str, str]
-Line = tuple[Piece, ...]
 
 ROLES = (
     "text", "muted", "faint", "strong", "title", "accent",
