@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from pathlib import Path
@@ -33,6 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for kind in ("CONFIG", "DATA", "STATE", "CACHE"):
         os.environ[f"XDG_{kind}_HOME"] = str(folder / kind.lower())
     os.environ[MARK] = str(uuid.uuid4())
+    # A shell starts background jobs with SIGINT ignored, and nohup with SIGHUP; what tests start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -182,7 +182,7 @@ async def test_a_lost_link_is_not_a_failed_run(fleet: Fleet, world: World) -> No
 
 
 async def test_a_run_is_not_started_twice_when_the_answer_is_lost(fleet: Fleet, world: World) -> None:
-    """The same run_uid is asked for again after the link is back, and warm returns."""
+    """Once the link is back the replay tells of it, or the same run_uid is asked for again; warm returns either way."""
     world.hosts["n1"].loses_answers = 1
     warming = asyncio.ensure_future(fleet.warm("n1", "llama", run_uid="run-00000009"))
     await eventually(lambda: world.hosts["n1"].runs and not world.links["n1"].is_connected)
@@ -191,7 +191,7 @@ async def test_a_run_is_not_started_twice_when_the_answer_is_lost(fleet: Fleet, 
     world.links["n1"].connect()
 
     assert await warming == "run-00000009"
-    assert world.hosts["n1"].asked.count("run.start") == 2
+    assert world.hosts["n1"].asked.count("run.start") in (1, 2)
     assert [one.kind for one in world.hosts["n1"].journal] == ["run.accepted"]
 
 
