@@ -12,6 +12,9 @@ from pathlib import Path
 PROC = Path("/proc")
 POLL_S = 0.02
 
+MARK = "GLOWPLUG_AGENT_STATE"
+"""In the environment of everything that an agent starts: its state directory."""
+
 
 @dataclass(frozen=True)
 class Process:
@@ -54,6 +57,21 @@ def descendants(pid: int) -> list[Process]:
         known += below
         waiting += [process.pid for process in below]
     return known
+
+
+def left_behind(root: Path) -> list[Process]:
+    """Return what earlier agents of this state directory and user started, but the keeper."""
+    mark, found = os.fsencode(f"{MARK}={root}"), []
+    for folder in PROC.iterdir():
+        try:
+            if not folder.name.isdigit() or folder.stat().st_uid != os.geteuid():
+                continue
+            is_child = mark in (folder / "environ").read_bytes().split(b"\0")
+            if is_child and b"keeper" not in (folder / "cmdline").read_bytes().split(b"\0"):
+                found.append(find(int(folder.name)))
+        except OSError:
+            continue
+    return [process for process in found if process is not None and process.pid not in (os.getpid(), os.getppid())]
 
 
 def end(processes: Iterable[Process], term_s: float, kill_s: float) -> list[Process]:

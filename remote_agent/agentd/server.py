@@ -20,6 +20,7 @@ from remote_agent.agentd.launch import ALREADY_RUNS
 from remote_agent.agentd.methods import methods
 from remote_agent.agentd.options import Options
 from remote_agent.agentd.paths import StateDir, default_root
+from remote_agent.agentd.processes import MARK
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.session import Session
 from remote_agent.agentd.supervisor import Supervisor
@@ -287,6 +288,7 @@ def launch(
     write_pid(lock)
     os.umask(0o077)
     os.chdir(state.root)
+    os.environ[MARK] = str(state.root)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     log_descriptor = open_log(state)
     if ready is not None:

@@ -21,6 +21,7 @@ from remote_agent.agentd.ledger import interrupted
 from remote_agent.agentd.lifecycle import RunEvent
 from remote_agent.agentd.options import Options
 from remote_agent.agentd.paths import StateDir
+from remote_agent.agentd.processes import end, left_behind
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.runs import Run
@@ -55,6 +56,8 @@ LIST_BYTES = 768 << 10
 """What a list of runs may take, so that it fits one frame."""
 
 ABANDON_S = 5.0
+ORPHANS_END_S, ORPHANS_KILL_S = 1.0, 5.0
+"""How long an agent waits, before it says that a model is gone, for its process to end by itself and by SIGKILL."""
 
 
 class Supervisor:
@@ -71,7 +74,7 @@ class Supervisor:
     ) -> None:
         self.options = options or Options()
         commands = commands or Commands()
-        self.boot_id = hostfacts.boot_id()
+        self._root, self.boot_id = state.root, hostfacts.boot_id()
         self._reaper = reaper or Reaper()
         self.journal = Journal(state.journal, hostfacts.machine_id(), self.options.journal)
         self.events = EventLog(self.journal)
@@ -273,6 +276,12 @@ class Supervisor:
 
     def _end_what_was_left(self) -> None:
         ledger = self.events.ledger
+        if not ledger.runs and not ledger.residents:
+            return
+        left = end(left_behind(self._root), ORPHANS_END_S, ORPHANS_KILL_S)
+        states = {process.pid: hostfacts.process_state(process.pid) for process in left}
+        for pid, state in states.items():
+            log.error("process %s of the agent before ignores SIGKILL: %s", pid, state)
         for open_run in list(ledger.runs.values()):
             record = self._store.get(open_run.record.run_uid)
             if record is None:
@@ -281,4 +290,6 @@ class Supervisor:
             self.events.emit(RunFinished(record), record.run_uid)
         for resident in list(ledger.residents.values()):
             reason = "the agent that held it has ended"
+            if resident.pid in states:
+                reason += f", but process {resident.pid} ignores SIGKILL: {states[resident.pid]}"
             self.events.emit(ResidentChanged(resident, "gone", reason), resident.run_uid)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from remote_agent.agentd.daemon import holder
 from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import Client
@@ -159,7 +160,7 @@ class Agent:
         link = connect(self.state)
         if link is not None:
             link.close()
-        return link is not None
+        return link is not None and holder(self.state) == self.pid  # not what a child of a killed one still has open
 
 
 class Watcher(Client):

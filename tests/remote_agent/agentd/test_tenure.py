@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from remote_agent.agentd.daemon import holder, take_lock
 from remote_agent.agentd.launch import connect
+from remote_agent.protocol.messages import ResidentChanged
 from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, Agent, eventually, is_running
 
 pytestmark = pytest.mark.faults
@@ -145,3 +147,24 @@ def test_a_signal_as_soon_as_the_socket_is_there_ends_the_agent_in_order(tmp_pat
 
     assert done.returncode == 0, done.stderr
     assert "the agent has ended" in done.stderr
+
+
+def test_a_model_is_called_gone_only_when_its_process_has_ended(warm: Agent) -> None:
+    """A worker that outlives a killed agent is ended by the next one before it says so; the keeper is not."""
+    with warm.client() as client:
+        worker, newest = client.worker_pid(), client.hello("again").newest_seq
+        keeper = client.status().processes["keeper"]
+    assert keeper is not None
+    os.kill(worker, signal.SIGSTOP)  # it can't see that its socket was closed
+    warm.kill()
+    outlived = is_running(worker)
+    warm.start()
+    with warm.client("", after_seq=newest) as client:
+        gone = client.next_event(lambda event: isinstance(event.data, ResidentChanged))
+        still_there = is_running(worker)
+
+    assert outlived
+    assert isinstance(gone.data, ResidentChanged)
+    assert (gone.data.state, gone.data.reason) == ("gone", "the agent that held it has ended")
+    assert not still_there
+    assert is_running(keeper)
