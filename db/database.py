@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from db.filesystems import network_filesystem
 from db.migrations import APPLICATION_ID, NEWEST, migrate
 
 BUSY_TIMEOUT_S = 5.0
+LOG_INDEX_BYTES = 32768
 OLDEST_SQLITE = (3, 37, 0)
 """STRICT tables came with 3.37."""
 
@@ -59,6 +61,7 @@ def open_history(path: Path, *, read_only: bool = False) -> OpenedHistory:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise HistoryError(f"the history needs SQLite 3.37 or newer; this Python has {sqlite3.sqlite_version}")
     path = Path(os.path.realpath(path))
+    _refuse_what_is_no_file(path)
     refuse_network_filesystem(path)
     if read_only:
         with contextlib.closing(connect(path, read_only=True)) as connection:
@@ -84,13 +87,9 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     Raises: HistoryError
     """
     path = Path(os.path.realpath(path))
-    try:
-        if path.stat().st_size == 0:
-            raise NoHistoryError(f"there is no history at {path} yet")
-    except FileNotFoundError:
-        raise NoHistoryError(f"there is no history at {path} yet") from None
-    except OSError as error:
-        raise UnavailableError(f"the history {path} can't be read: {error.strerror}") from error
+    status = _refuse_what_is_no_file(path)
+    if status is None or status.st_size == 0:
+        raise NoHistoryError(f"there is no history at {path} yet")
     with explained(path):
         connection = _connect(path, read_only=read_only)
         try:
@@ -124,6 +123,23 @@ def refuse_network_filesystem(path: Path) -> None:
         )
 
 
+def _refuse_what_is_no_file(path: Path) -> os.stat_result | None:
+    """Return the status of the regular file at ``path``, None where there is nothing.
+
+    Raises: UnavailableError for anything else; opening a pipe would wait for ever.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnavailableError(f"the history {path} can't be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        what = "is a directory" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
+        raise UnavailableError(f"{path} {what}; name a file for the history")
+    return status
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turn what SQLite raises about ``path`` into a HistoryError that a person can act on."""
@@ -138,13 +154,22 @@ def explain(error: sqlite3.Error, path: Path) -> HistoryError:
     code = _primary_code(error)
     if code in _DAMAGE_CODES:
         return DamagedError(f"the history {path} is damaged ({error}); start the console to have it moved aside")
-    if code == sqlite3.SQLITE_FULL:
-        return UnavailableError(f"the disk that holds {path} is full")
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(path.parent)):
+        return UnavailableError(f"the disk that holds {path} is full: no space left on device")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return UnavailableError(f"another program keeps {path} locked")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return UnavailableError(f"the history {path} can't be {_hindrance(path)} ({error})")
     return UnavailableError(f"the history {path} can't be used: {error}")
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether there is no room for the log's index, whose growth SQLite calls a mere I/O error."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize < LOG_INDEX_BYTES
 
 
 def _hindrance(path: Path) -> str:

@@ -232,9 +232,36 @@ def test_a_folder_in_place_of_the_file_is_an_error_not_damage(tmp_path: Path) ->
     """A directory is never moved aside."""
     (tmp_path / "history.db").mkdir()
 
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="is a directory"):
         open_history(tmp_path / "history.db")
     assert (tmp_path / "history.db").is_dir()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to itself"])
+def test_what_can_never_be_a_history_is_refused_with_the_reason(tmp_path: Path, kind: str, read_only: bool) -> None:
+    """A pipe, a device and a loop of links are told apart from damage, and opening none of them waits."""
+    path = tmp_path / "history.db"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null" if kind == "device" else path)
+
+    with pytest.raises(UnavailableError, match="symbolic links" if kind == "link to itself" else "not a regular file"):
+        open_history(path, read_only=read_only)
+    assert [found.name for found in tmp_path.iterdir()] == ["history.db"]
+
+
+def test_no_room_for_the_log_is_said_to_be_a_full_disk(tmp_path: Path) -> None:
+    """SQLite calls it an I/O error when the log's index can't grow; the disk is what to look at."""
+    with small_disk(tmp_path / "small", "tmpfs") as disk:
+        if not disk.folder.is_mount():
+            pytest.skip("a small filesystem can't be mounted here")
+        path = open_history(disk.folder / "history.db").path
+        disk.fill()
+        with pytest.raises(UnavailableError, match=r"history\.db.*no space left on device"):
+            open_history(path)
+        disk.make_room()
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "limit"])
