@@ -29,6 +29,9 @@ from db.migrations import APPLICATION_ID, NEWEST, migrate
 
 BUSY_TIMEOUT_S = 5.0
 LOG_INDEX_BYTES = 32768
+MAGIC = b"SQLite format 3\0"
+SCHEMA_MARK = b"contiguous_seq INTEGER NOT NULL"
+SCHEMA_WITHIN_BYTES = 262144
 OLDEST_SQLITE = (3, 37, 0)
 """STRICT tables came with 3.37."""
 
@@ -67,6 +70,7 @@ def open_history(path: Path, *, read_only: bool = False) -> OpenedHistory:
         with contextlib.closing(connect(path, read_only=True)) as connection:
             return OpenedHistory(path, history_uuid(connection))
     _create_file(path)
+    _refuse_other_files(path)
     with file_lock(path.with_name(path.name + ".lock")):
         damage = _find_damage(path)
         moved_aside = _move_aside(path) if damage else None
@@ -90,6 +94,7 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     status = _refuse_what_is_no_file(path)
     if status is None or status.st_size == 0:
         raise NoHistoryError(f"there is no history at {path} yet")
+    _refuse_other_files(path)
     with explained(path):
         connection = _connect(path, read_only=read_only)
         try:
@@ -138,6 +143,28 @@ def _refuse_what_is_no_file(path: Path) -> os.stat_result | None:
         what = "is a directory" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
         raise UnavailableError(f"{path} {what}; name a file for the history")
     return status
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Refuse a file that never was a database, before anything of ours lies beside it.
+
+    A lock or log beside it, or our schema within it, shows a history whose header is damaged. Where neither lock
+    nor log is there, no connection of this process has locks that closing a descriptor could drop.
+
+    Raises: ForeignFileError
+    """
+    if any(path.with_name(path.name + suffix).exists() for suffix in (".lock", "-wal", "-shm")):
+        return
+    try:
+        with path.open("rb") as file:
+            head = file.read(SCHEMA_WITHIN_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UnavailableError(f"the history {path} can't be read: {error.strerror}") from error
+    is_database = head[: len(MAGIC)] == MAGIC[: len(head)]
+    if not is_database and not (b"\0" in head and SCHEMA_MARK in head):
+        raise ForeignFileError(f"{path} is not a Glowplug history; name another file")
 
 
 @contextlib.contextmanager

@@ -200,6 +200,29 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> 
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("content", [b"groceries\n" * 500, b"x", bytes(8192)], ids=["text", "one byte", "zeros"])
+def test_a_file_that_never_was_a_database_is_left_alone(tmp_path: Path, content: bytes, read_only: bool) -> None:
+    """A mistyped path to a note moves nothing, writes nothing, and is refused again the next time."""
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+
+    for _ in range(2):
+        with pytest.raises(ForeignFileError, match=r"notes\.txt is not a Glowplug history; name another file"):
+            open_history(path, read_only=read_only)
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("notes.txt", content)]
+
+
+def test_a_copy_with_a_damaged_header_is_known_by_its_schema(filled_path: Path, tmp_path: Path) -> None:
+    """A history that lies alone, without its lock and log, is moved aside all the same."""
+    copy = tmp_path / "copied" / "history.db"
+    copy.parent.mkdir()
+    shutil.copy(filled_path, copy)
+    overwrite(0, bytes(100))(copy)
+
+    assert open_history(copy).moved_aside is not None
+
+
 def test_an_unwritable_folder_is_named() -> None:
     """Creating a history where the user may not write says which permission is missing."""
     with without_rights() as folder:
@@ -313,6 +336,7 @@ def test_processes_that_start_at_once_agree(tmp_path: Path, content: str) -> Non
     """Four processes that create, or repair, one history at the same instant end with the same one."""
     path = tmp_path / "history.db"
     if content == "damage":
+        open_history(path)
         path.write_bytes(b"rubbish" * 1000)
     command = [sys.executable, "-c", OPEN_AT_ONCE, str(path)]
     with contextlib.ExitStack() as stack:
