@@ -78,15 +78,15 @@ class History:
             return (_run(row), _stages(connection, row["run_id"])) if row else None
 
     def previous_run(self, run_uid: str) -> RunWithStages | None:
-        """Return the newest ready run of the same node and recipe that started before that run."""
+        """Return the newest ready run of the same node, recipe and tier that started before that run."""
         with self._snapshot() as connection:
             this = _find_run(connection, run_uid)
             if this is None:
                 return None
             row = connection.execute(
                 f"{_RUNS} WHERE runs.node_id = (SELECT node_id FROM nodes WHERE name = ?) AND started_ns < ?"
-                " AND recipe_hash = ? AND state = 'ready' ORDER BY started_ns DESC LIMIT 1",
-                (this["node"], this["started_ns"], this["recipe_hash"]),
+                " AND recipe_hash = ? AND tier_from = ? AND state = 'ready' ORDER BY started_ns DESC LIMIT 1",
+                (this["node"], this["started_ns"], this["recipe_hash"], this["tier_from"]),
             ).fetchone()
             return (_run(row), _stages(connection, row["run_id"])) if row else None
 

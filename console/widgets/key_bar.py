@@ -14,6 +14,8 @@ from console.widgets.glyphs import UNICODE, Glyphs
 from console.widgets.paint import Piece, fit, spread, width_of
 from console.widgets.roles import ROLE_CLASSES, RoleStyles
 
+HELP_ACTION = "help"
+
 
 class KeyBar(Widget):
     """One line; what can't be done now is dimmed, what must not be done is absent."""
@@ -43,23 +45,36 @@ class KeyBar(Widget):
         return self._roles.strip(self._line(self.size.width))
 
     def _line(self, width: int) -> tuple[Piece, ...]:
-        shown = self._shown()
         palette = (("^p", "key"), (" palette ", "muted"))
         end = palette if width >= 60 else ()
         room = width - width_of(end)
         pieces: list[Piece] = []
         self._spans = []
-        for key, binding, enabled in shown:
-            display = self.app.get_key_display(binding)
-            part = _pair(display, binding.description, enabled)
+        for key, part in self._fitting(room):
             start = width_of(pieces)
-            if start + width_of(part) > room:
-                break
             pieces += part
             self._spans.append((start, width_of(pieces), key))
         if end:
             self._spans.append((room, width, "ctrl+p"))
         return spread(pieces, end, width, self._glyphs) if end else fit(pieces, width, self._glyphs)
+
+    def _fitting(self, room: int) -> list[tuple[str, tuple[Piece, Piece]]]:
+        """Return the keys that fit, in order; the way to all the others is never what is left out."""
+        parts = [
+            (key, binding.action, _pair(self.app.get_key_display(binding), binding.description, enabled))
+            for key, binding, enabled in self._shown()
+        ]
+        kept = [(key, part) for key, action, part in parts if action.endswith(HELP_ACTION)]
+        room -= sum(width_of(part) for _, part in kept)
+        fitting = []
+        for key, action, part in parts:
+            if action.endswith(HELP_ACTION):
+                continue
+            if width_of(part) > room:
+                break
+            fitting.append((key, part))
+            room -= width_of(part)
+        return fitting + kept
 
     def _shown(self) -> list[tuple[str, Binding, bool]]:
         seen: set[str] = set()

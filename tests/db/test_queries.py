@@ -186,6 +186,18 @@ def test_the_previous_run_is_ready_and_of_the_same_node_and_recipe(history: Hist
     assert history.previous_run("run-01") is None
 
 
+def test_a_start_from_another_tier_is_no_comparison(history_path: Path) -> None:
+    """A standby's fraction of a second says nothing about a start from disk."""
+    tiers = ["cold", "standby", "cold", "cached"]
+    fill(history_path, [finished(seq, f"run-{seq}", tier_from=tier) for seq, tier in enumerate(tiers, start=1)])
+
+    with History(history_path) as reader:
+        previous = reader.previous_run("run-3")
+        assert previous is not None
+        assert previous[0].run_uid == "run-1"
+        assert reader.previous_run("run-4") is None
+
+
 def test_names_and_counts_are_those_of_all_that_was_stored(history: History) -> None:
     """Nodes and recipes come sorted, once each; an unknown journal's cursor is 0."""
     assert (history.nodes(), history.recipes(), history.count()) == (NODES, tuple(sorted(RECIPES)), 40)

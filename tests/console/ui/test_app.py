@@ -183,6 +183,16 @@ async def test_help_names_every_action_with_its_key_those_of_the_screen_first() 
     assert "asks first, not in read-only mode" in " ".join(text.split())
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+async def test_the_footer_always_names_help(width: int) -> None:
+    """Whatever does not fit is found there."""
+    async with running(size=(width, 24)) as (app, _):
+        footer = shown_lines(app)[-1]
+
+        assert "? Help" in footer
+        assert len(footer) <= width
+
+
 async def test_a_click_on_the_footer_presses_its_key() -> None:
     """For those who prefer the mouse."""
     async with running() as (app, pilot):
