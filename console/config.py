@@ -87,6 +87,8 @@ def load(path: Path) -> Config:
     try:
         if path.is_dir():
             raise ConfigError([f"{path}: is a directory, not a file"])
+        if path.exists() and not path.is_file():
+            raise ConfigError([f"{path}: is not a regular file"])
         with path.open("rb") as file:
             content = file.read(SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError as error:
@@ -195,7 +197,8 @@ def _describe(problems: list[Problem], text: str, path: Path) -> list[str]:
             table, _, key = problem.path.rpartition(".")
             what += _hint(key, _known_keys(table))
         line = line_of(lines, problem.path)
-        told[clean(f"{path}:{line}: {problem.path}: {what}", 1000)] = line
+        where = re.sub(r"[^.\[\]]{81,}", lambda part: f"{part[0][:79]}…", problem.path)
+        told[clean(f"{path}:{line}: {clean(where, 300)}: {clean(what)}", 1000)] = line
     return sorted(told, key=lambda text: told[text])
 
 

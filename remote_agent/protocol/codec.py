@@ -133,7 +133,8 @@ def _decode_choice(choices: tuple[object, ...], value: object, path: str, proble
         if type(choice) is type(value) and choice == value:
             return value
     allowed = ", ".join(str(choice) for choice in choices)
-    shown = repr(value) if isinstance(value, (str, int, float)) else _describe(value)
+    shown = hex(value) if type(value) is int and not INT_MIN <= value <= INT_MAX else _describe(value)
+    shown = repr(value) if isinstance(value, (str, float, bool)) or shown == "an integer" else shown
     problems.append(Problem(path, f"{shown[:80]} is not one of: {allowed}"))
     return None
 
@@ -189,10 +190,11 @@ def _decode_scalar(hint: Any, value: object, path: str, problems: list[Problem])
     elif hint is int and isinstance(value, int) and not isinstance(value, bool):
         if INT_MIN <= value <= INT_MAX:
             return value
-        problems.append(Problem(path, f"{str(value)[:24]} does not fit 64 bits"))
+        problems.append(Problem(path, f"{hex(value)[:24]} does not fit 64 bits"))  # decimals have a limit
         return 0
     elif hint in (str, bool) and isinstance(value, hint):
         return value
     expected = {str: "text", int: "an integer", float: "a finite number", bool: "true or false"}
-    problems.append(Problem(path, f"expected {expected.get(hint, hint)}, got {_describe(value)}"))
+    got = str(value) if hint is float and isinstance(value, float) else _describe(value)
+    problems.append(Problem(path, f"expected {expected.get(hint, hint)}, got {got}"))
     return None

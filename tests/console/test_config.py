@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -184,6 +185,25 @@ def test_files_that_can_not_be_read_say_why(tmp_path: Path) -> None:
     for path, text in wanted.items():
         with pytest.raises(ConfigError, match=re.escape(text)):
             load(path)
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    """Opening a pipe that nobody writes to would wait for ever."""
+    os.mkfifo(tmp_path / "fleet.toml")
+
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        load(tmp_path / "fleet.toml")
+
+
+def test_a_huge_name_or_number_is_cut_and_what_is_wrong_is_still_said() -> None:
+    """The mistake is readable although the name before it is endless."""
+    endless = "a" * 100_000
+    told = problems(f"[nodes.{endless}]\nhost = 'h'\nport = 0x{'f' * 5000}\nconnect_timeout_s = nan\n")
+    told += problems(f"[recipes.r]\nmodel = {{path = '/m'}}\ndtype = 0x{'f' * 5000}\n")
+
+    assert all(len(line) < 400 for line in told)
+    for what in ("a node's name must be", "does not fit 64 bits", "expected a finite number, got nan", "not one of"):
+        assert any(what in line for line in told)
 
 
 def test_an_empty_file_is_an_empty_fleet(tmp_path: Path) -> None:
