@@ -71,7 +71,10 @@ class Launches:
         if launch is None or launch.is_sent or launch.task is None:
             return False
         launch.task.cancel()
+        del self._waiting[run_uid]  # a task that had not begun yet would not do it
         session.apply(RunDropped(run_uid, time.time_ns()))
+        if not launch.noticed.done():
+            launch.noticed.set_result(None)
         return True
 
     def _waiting_view(self, run_uid: str, recipe: Recipe) -> RunView:

@@ -154,6 +154,20 @@ async def test_a_queued_run_can_be_withdrawn_before_it_is_sent(world: World) -> 
         assert not world.hosts["n2"].runs
 
 
+async def test_a_run_withdrawn_before_its_node_was_asked_is_over_at_once(fleet: Fleet, world: World) -> None:
+    """Whoever started it is not left waiting, nor told that its fate is unknown."""
+    await eventually(lambda: fleet.state("n1").is_known)
+    warming = asyncio.ensure_future(fleet.warm("n1", "llama", run_uid="run-00000009"))
+    while "run-00000009" not in fleet.state("n1").runs:
+        await asyncio.sleep(0)  # one step at a time, so that the request has not gone out yet
+
+    await fleet.cancel("n1", "run-00000009")
+
+    assert await warming == "run-00000009"
+    assert not world.hosts["n1"].runs
+    assert view(fleet, "n1", "run-00000009").state is RunState.CANCELLED
+
+
 async def test_a_run_under_way_is_cancelled_by_its_node(fleet: Fleet, world: World) -> None:
     """The node's answer is what the state shows."""
     uid = await fleet.warm("n1", "llama")
