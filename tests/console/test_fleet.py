@@ -158,8 +158,10 @@ async def test_a_run_withdrawn_before_its_node_was_asked_is_over_at_once(fleet: 
     """Whoever started it is not left waiting, nor told that its fate is unknown."""
     await eventually(lambda: fleet.state("n1").is_known)
     warming = asyncio.ensure_future(fleet.warm("n1", "llama", run_uid="run-00000009"))
-    while "run-00000009" not in fleet.state("n1").runs:
-        await asyncio.sleep(0)  # one step at a time, so that the request has not gone out yet
+    for _ in range(100):  # one step at a time, so that the request has not gone out yet
+        if "run-00000009" in fleet.state("n1").runs:
+            break
+        await asyncio.sleep(0)
 
     await fleet.cancel("n1", "run-00000009")
 
