@@ -265,6 +265,9 @@ class Supervisor:
             raise RefusedError("unsupported", f"target_tier {recipe.target_tier} is not supported yet: use standby")
         if recipe.model.adapter != "native":
             raise RefusedError("unsupported", f"adapter {recipe.model.adapter} is not supported yet: use native")
+        if not recipe.model.path.startswith(("/", "~")):
+            text = f"model.path {recipe.model.path!r} is relative, and an agent has no folder it could start from"
+            raise RefusedError("bad_path", f"{text}: give the whole path on the host, or one that starts with ~")
         for name, value in recipe.environment.items():
             if "\0" in value:
                 raise RefusedError("bad_environment", f"environment.{name}: a value can't hold a NUL")

@@ -335,17 +335,21 @@ def test_a_model_larger_than_memory_is_refused_with_the_numbers(agent: Agent) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
-    [({"target_tier": "resident"}, "target_tier"), ({"model": ModelSource("/m", adapter="engine")}, "adapter")],
+    ("change", "word", "code"),
+    [
+        ({"target_tier": "resident"}, "target_tier", "unsupported"),
+        ({"model": ModelSource("/m", adapter="engine")}, "adapter", "unsupported"),
+        ({"model": ModelSource("models/llama")}, "'models/llama' is relative", "bad_path"),
+    ],
 )
-def test_what_this_version_cannot_do_is_refused(agent: Agent, change: dict[str, object], word: str) -> None:
-    """A recipe that asks for more is refused at once, by a stable code."""
+def test_what_cannot_be_done_is_refused(agent: Agent, change: dict[str, object], word: str, code: str) -> None:
+    """A recipe that asks for more than this version does, or for a path from nowhere, is refused at once by code."""
     params = agent.params()
     params = dataclasses.replace(params, recipe=dataclasses.replace(params.recipe, **change))  # type: ignore[arg-type]
     with agent.client() as client, pytest.raises(RefusedError, match=word) as refused:
         client.begin(params)
 
-    assert refused.value.code == "unsupported"
+    assert refused.value.code == code
 
 
 def test_a_python_that_is_not_there_fails_the_run_with_its_name(agent: Agent) -> None:
