@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,10 +47,10 @@ def listens(agent: Agent) -> bool:
 
 
 def remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+    """Take a path away in one step: while a tree is deleted file by file, its agent may add to it."""
+    gone = Path(tempfile.mkdtemp(dir=path.parent.parent)) / path.name
+    path.rename(gone)
+    shutil.rmtree(gone.parent, ignore_errors=True)
 
 
 def test_an_agent_whose_state_directory_is_removed_ends_with_everything(warm: Agent) -> None:
