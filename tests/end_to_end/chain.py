@@ -48,6 +48,7 @@ T = TypeVar("T")
 
 NODE = "x"
 PATIENCE_S = 90.0
+TIDY_S = 30.0
 SLOW_SHAPES = tuple(range(1536, 2046, 32))
 TIMING = Timing(silent_beats=1.5, backoff_first_s=0.1, backoff_limit_s=0.5)
 
@@ -217,7 +218,7 @@ class Watch:
         await eventually(lambda: self.link is LinkStatus.CONNECTED, "the link is there")
 
     async def _tidy(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIDY_S
         while True:
             status = await self.status()
             strays, bridges = self.chain.strays(status), self.chain.host.bridges()

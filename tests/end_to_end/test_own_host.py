@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from remote_agent.protocol.messages import NATIVE_STAGES
-from tests.console.sshd import Sshd, make_key
+from tests.console.sshd import Sshd, make_key, until
 from tests.end_to_end.hosts import AGENT, REPOSITORY, OwnHost, Workstation, node_table
 from tests.remote_agent import checkpoints
 
@@ -132,9 +132,11 @@ def test_every_verb_answers_with_a_document_and_an_exit_code(
     listed = ask("history")["runs"]
     assert sorted(listed, key=lambda run: run["started_ns"]) == listed[::-1]
     assert {run["run_uid"]: run for run in listed} == {run["run_uid"]: run for run in (*first, *again)}
-    assert ask("show", again[1]["run_uid"]) == {"run": again[1], "previous": first[1]}
+    (third,) = ask("warm", "llama", "noisy")["runs"]
+    assert ask("show", third["run_uid"]) == {"run": third, "previous": again[1]}
     held = ask("status")["nodes"]
-    assert [[one["run_uid"] for one in node["residents"]] for node in held] == [[run["run_uid"]] for run in again]
+    left_by = [again[0]["run_uid"], third["run_uid"]]
+    assert [[one["run_uid"] for one in node["residents"]] for node in held] == [[uid] for uid in left_by]
     for node in held:
         assert ask("release", node["node"])["released"] == node["residents"]
     assert [(node["runs"], node["residents"]) for node in ask("status", *names)["nodes"]] == [([], [])] * 2
@@ -193,10 +195,6 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
     assert (show.code, release.code) == (0, 0), (show, release)
     assert all(stage in show.out for stage in (*NATIVE_STAGES, "unattributed"))
     assert "released" in release.out
-
-    preflight = block("sh", "To check a checkpoint").splitlines()[0].replace("/models/llama-2-7b", str(model))
-    checked = workstation.shell(f"ssh gpu-1 {shlex.quote(f'cd .local/share/glowplug && {preflight}')}")
-    assert checked.code == 0, checked
 
 
 def test_the_example_of_the_configuration_is_free_of_mistakes(workstation: Workstation) -> None:
@@ -343,9 +341,28 @@ def test_a_python_that_is_not_there_is_told_in_the_shells_own_words(
 ) -> None:
     """Exit code 3; what the host's shell said is shown, whatever noise came before it."""
     python = "/opt/nowhere/bin/python"
-    workstation.configure(node_table("x", noisy.sshd, python, connect_timeout_s=8) + recipes(model))
+    workstation.configure(node_table("x", noisy.sshd, python) + recipes(model))
     said = workstation.glowplug("probe", "x")
 
     assert (said.code, said.out) == (3, ""), said
     assert "no agent" in said.err
     assert re.search(rf"{python}: (not found|No such file or directory)", said.err), said.err
+
+
+# --- README on the host itself; last, since it ends the agent ---
+
+
+def test_readme_does_without_a_console_on_the_host_itself(
+    quiet: OwnHost, workstation: Workstation, model: Path
+) -> None:
+    """preflight, load, run, status, release and stop over plain ssh, as they stand in README, on a CPU."""
+    script = block("sh", "On the host itself, without a console")
+    for words, here in (("/opt/venv/bin/python", sys.executable), ("/models/llama-2-7b", str(model))):
+        script = script.replace(words, here)
+    (quiet.home / "llama.toml").write_text(f'model = {{ path = "{model}" }}\ndevices = ["cpu"]\n')
+    workstation.know(quiet, "gpu-1")
+    said = workstation.shell(f"ssh gpu-1 {shlex.quote('set -e; ' + script.replace('cuda:0', 'cpu'))}")
+
+    assert said.code == 0, said
+    assert said.out.rstrip().endswith("the agent has ended")
+    until(lambda: not quiet.processes(), "everything ends with the agent")
