@@ -111,34 +111,48 @@ class Workers:
 
         Raises: SpawnError if neither way of starting one works.
         """
-        ours, theirs = socket.socketpair()
         stderr = -1
         try:
             stderr = open_stderr(order.stderr)
-            child, reason = await self._process(order, theirs, stderr)
+            child, link, reason = await self._process(order, stderr)
         except (OSError, ValueError) as error:
-            ours.close()
             raise SpawnError(f"the worker can't be started: {error}") from error
-        except asyncio.CancelledError:
-            ours.close()
-            raise
         finally:
-            theirs.close()
             if stderr >= 0:
                 os.close(stderr)
-        worker = Worker(order, child, ours, reason)
+        worker = Worker(order, child, link, reason)
         worker.assign(order, asked_mono_ns)
         return worker
 
-    async def _process(self, order: Order, link: socket.socket, stderr: int) -> tuple[Child, str | None]:
+    async def _process(self, order: Order, stderr: int) -> tuple[Child, socket.socket, str | None]:
+        """Return a worker's process and our end of its link; where no zygote forked it, the reason too.
+
+        A zygote that dies in the middle of a fork may leave a worker that nobody was told of. Such a
+        worker ends when its link closes, so each way of starting one has a link of its own.
+        """
         try:
-            request = ZygoteFork(order.recipe.environment)
-            return self._reaper.adopt(await self._zygotes.fork(order.python, request, link, stderr)), None
+            return *await self._fork(order, stderr), None
         except ZygoteError as error:
             reason = str(error)
-        argv = self._commands.talking("worker", order.python)
-        environment = self._commands.environment(order.recipe.environment)
-        return self._reaper.spawn(argv, environment, stderr, link.fileno()), reason
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                argv = self._commands.talking("worker", order.python)
+                environment = self._commands.environment(order.recipe.environment)
+                return self._reaper.spawn(argv, environment, stderr, theirs.fileno()), ours, reason
+        except BaseException:
+            ours.close()
+            raise
+
+    async def _fork(self, order: Order, stderr: int) -> tuple[Child, socket.socket]:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                request = ZygoteFork(order.recipe.environment)
+                return self._reaper.adopt(await self._zygotes.fork(order.python, request, theirs, stderr)), ours
+        except BaseException:
+            ours.close()
+            raise
 
     def start_preflight(self, order: Order, on_message: Callable[[InternalMessage], None]) -> Child:
         """Start the process that checks a checkpoint on the agent's own Python; it ends after one report.

@@ -295,10 +295,9 @@ async def test_a_killed_agent_interrupts_its_run_and_ends_what_it_held(chain: Ch
         await finish(watch)
 
 
-# --- a fork cut in two; last, since what it may leave over ends with the agent ---
+# --- a fork cut in two ---
 
 
-@pytest.mark.xfail(reason="a worker forked by a zygote that dies before it tells its pid is left over")
 async def test_a_zygote_killed_in_the_middle_of_a_fork_costs_the_fork_alone(chain: Chain, history: Path) -> None:
     """Its child may have made a worker already that nobody was told of: the run has one worker and becomes ready."""
     async with chain.watched(history) as watch:
