@@ -26,6 +26,10 @@ def sshd_binary() -> str:
     return need("sshd", "openssh-server")
 
 
+def ssh_keygen() -> str:
+    return need("ssh-keygen", "openssh-client")
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -51,7 +55,9 @@ def _name(pid: int) -> str:
 
 def make_key(path: Path, passphrase: str = "") -> Path:
     subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)], check=True, timeout=30
+        [ssh_keygen(), "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)],
+        check=True,
+        timeout=30,
     )
     return path
 
@@ -88,7 +94,12 @@ class Sshd:
 
     def fingerprint(self) -> str:
         """The host key's fingerprint as OpenSSH itself prints it."""
-        result = subprocess.run(["ssh-keygen", "-lf", str(self.host_key)], check=True, capture_output=True, text=True)
+        result = subprocess.run(
+            [ssh_keygen(), "-lf", str(self.host_key)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         return result.stdout.split()[1]
 
     def start(self) -> Sshd:

@@ -333,6 +333,7 @@ async def test_a_host_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def own_ssh(directory: Path, config: str) -> Gate:
     """A gate whose ``ssh -G`` reads this configuration in place of the user's."""
     (directory / "ssh_config").write_text(config)
+    need("ssh", "openssh-client")
     wrapper = script(directory, f'#!/bin/sh\nexec ssh -F "{directory}/ssh_config" "$@"\n', "ssh")
     return Gate(directory / "our_known_hosts", home=directory, ssh=wrapper)
 

@@ -42,6 +42,7 @@ from remote_agent.protocol.messages import (
     SubscribeResult,
 )
 from tests.end_to_end.hosts import REPOSITORY, OwnHost, node_table
+from tests.needs import need
 from tests.remote_agent import checkpoints
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class Chain:
         server = self.host.sshd
         options = ["-F", "none", "-i", str(server.user_key), "-o", f"UserKnownHostsFile={server.known_hosts}"]
         command = f"{sys.executable} -m remote_agent agentd --devices-folder {self.devices}"
-        argv = ["ssh", *options, "-p", str(server.port), "127.0.0.1", command]
+        argv = [need("ssh", "openssh-client"), *options, "-p", str(server.port), "127.0.0.1", command]
         subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=60)
 
     def recipe(self, name: str, mark: str, **changes: object) -> Recipe:

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import connect_running, open_client
 from remote_agent.protocol.messages import ReleaseParams, ReleaseResult
 from tests.console.sshd import Sshd, until
 from tests.leftovers import MARK as SESSION_MARK
+from tests.needs import need
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 90.0
@@ -123,7 +122,7 @@ class Workstation:
         commands.mkdir(parents=True)
         self.ssh_config.touch()
         for name in ("ssh", "scp"):  # ssh takes its user's home from passwd, so HOME can't point it elsewhere
-            _write_command(commands / name, f'exec {shutil.which(name)} -F {self.ssh_config} "$@"')
+            _write_command(commands / name, f'exec {need(name, "openssh-client")} -F {self.ssh_config} "$@"')
         _write_command(commands / "glowplug", f'PYTHONPATH={REPOSITORY} exec {sys.executable} -P -m console "$@"')
         places = {f"XDG_{kind}_HOME": str(directory / kind.lower()) for kind in ("CONFIG", "DATA", "STATE", "CACHE")}
         path = f"{commands}:{os.environ['PATH']}"
@@ -195,7 +194,4 @@ def _write_command(path: Path, line: str) -> None:
 
 
 def _sftp_server() -> str:
-    found = shutil.which("sftp-server", path=":".join(_SFTP_SERVERS))
-    if found is None:
-        pytest.fail("these tests need OpenSSH's sftp-server: install the Debian package openssh-sftp-server")
-    return found
+    return need("sftp-server", "openssh-sftp-server", ":".join(_SFTP_SERVERS))

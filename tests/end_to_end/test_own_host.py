@@ -18,6 +18,7 @@ import pytest
 from remote_agent.protocol.messages import NATIVE_STAGES
 from tests.console.sshd import Sshd, make_key, until
 from tests.end_to_end.hosts import AGENT, REPOSITORY, OwnHost, Workstation, node_table
+from tests.needs import need
 from tests.remote_agent import checkpoints
 
 pytestmark = [pytest.mark.ssh, pytest.mark.timeout(240)]
@@ -219,12 +220,7 @@ def test_a_shell_that_is_not_posix_starts_the_agent(
     tmp_path: Path, agent: Path, workstation: Workstation, shell: str
 ) -> None:
     """fish and csh, each with a configuration that prints; found by the alias in ssh's own configuration."""
-    binary = shutil.which(shell)
-    if binary is None:
-        message = f"needs the Debian package {shell}"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+    binary = need(shell, shell)
     host = OwnHost(tmp_path / "host", shell=binary)
     host.put(agent)
     settings = host.home / FOREIGN[shell]

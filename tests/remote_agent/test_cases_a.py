@@ -26,6 +26,7 @@ from remote_agent.loader.verify import verify
 from remote_agent.loader.views import bytes_of
 from remote_agent.protocol.messages import WeightsPolicy
 from remote_agent.sampler import Sampler
+from tests.needs import need
 from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
 from tests.remote_agent.fake_nvml import FakeNvml, from_smi_csv
 
@@ -108,6 +109,7 @@ def test_a04_extra_files_beside_the_index_are_left_out(make: Make) -> None:
 
 def test_a06_a_filesystem_that_refuses_maps(make: Make) -> None:
     """Under a shim that refuses mmap everything still works by reading, and says why."""
+    need("gcc", "gcc")
     folder, expected = make("A06")
     assert expected["shim"], "gcc is needed to build the shim"
 
