@@ -94,7 +94,8 @@ def socket_address(directory: int, name: str = SOCKET_NAME) -> str:
 def tail(path: Path, lines: int = 20, limit_bytes: int = 32768) -> list[str]:
     """Return the last lines of a log, without control characters; nothing where it can't be read.
 
-    Python's own list of extension modules, which follows the stack of a crash, is left out.
+    Where Python itself crashed, they begin with its word for it and the innermost frames;
+    its list of extension modules, which follows the stack, is left out.
     """
     try:
         with path.open("rb") as file:
@@ -104,4 +105,6 @@ def tail(path: Path, lines: int = 20, limit_bytes: int = 32768) -> list[str]:
         return []
     kept = ["".join(char if char.isprintable() else " " for char in line).rstrip() for line in text.splitlines()]
     told = [line for line in kept if line and not line.startswith("Extension modules: ")]
-    return [line[:TAIL_LINE_CHARACTERS] for line in told[-lines:]]
+    crashes = [number for number, line in enumerate(told) if line.startswith("Fatal Python error")]
+    first = crashes[-1] if crashes else max(0, len(told) - lines)
+    return [line[:TAIL_LINE_CHARACTERS] for line in told[first : first + lines]]

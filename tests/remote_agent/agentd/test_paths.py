@@ -14,13 +14,18 @@ def test_a_crash_is_told_by_its_stack(tmp_path: Path) -> None:
     """Python's list of extension modules, kilobytes long, does not push the stack out."""
     log = tmp_path / "log"
     with log.open("wb") as file:
-        script = "import faulthandler, signal, os; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)"
+        script = (
+            "import faulthandler, signal, os\nfaulthandler.enable()\n"
+            "def deep(left): return deep(left - 1) if left else os.kill(os.getpid(), signal.SIGSEGV)\ndeep(40)"
+        )
         subprocess.run([sys.executable, "-c", script], stderr=file, check=False)
         file.write(b"Extension modules: " + b"numpy, " * 2000 + b"(total: 182)\n")
 
     told = tail(log)
 
-    assert any(line.startswith("Fatal Python error") for line in told)
+    assert told[0].startswith("Fatal Python error")
+    assert "in deep" in told[2]
+    assert len(told) == 20
     assert not any("Extension modules" in line for line in told)
 
 
