@@ -47,9 +47,10 @@ async def running(
 
 
 async def settle(app: GlowplugApp, pilot: Pilot[int]) -> None:
-    """Let workers end and draw one frame of what came of it."""
-    await pilot.pause()
-    await app.workers.wait_for_complete()
+    """Let workers end, also those that keys still under way begin, and draw one frame of what came of it."""
+    for _ in range(2):
+        await pilot.pause()
+        await app.workers.wait_for_complete()
     app.frame()
     await pilot.pause()
     await pilot.pause()

@@ -12,7 +12,8 @@ import pytest
 from textual.pilot import Pilot
 
 from console.app import GlowplugApp
-from tests.console.ui.driving import make_app, press, settle
+from console.screens.run import RunScreen
+from tests.console.ui.driving import make_app, press, settle, until
 
 pytestmark = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="pictures are compared on one pinned Python, 3.11"
@@ -48,6 +49,9 @@ def test_the_screen_looks_as_it_did(name: str, snap_compare: Callable[..., bool]
     async def before(pilot: Pilot[int]) -> None:
         await settle(app, pilot)
         await press(app, pilot, *keys)
+        screen = app.screen
+        if isinstance(screen, RunScreen):
+            await until(lambda: screen.detail is not None and screen.has_log, pilot)
         await settle(app, pilot)
 
     assert snap_compare(app, run_before=before, terminal_size=size)
