@@ -259,9 +259,10 @@ def test_a_progress_that_raises_ends_the_load(tmp_path: Path) -> None:
     def give_up(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         load_on_cpu(checkpoint, progress=give_up)
-    assert threading.active_count() == 1
+    assert set(threading.enumerate()) <= before
 
 
 def test_verification_finds_one_wrong_byte(tmp_path: Path) -> None:
