@@ -91,11 +91,11 @@ def socket_address(directory: int, name: str = SOCKET_NAME) -> str:
     return f"/proc/self/fd/{directory}/{name}"
 
 
-def tail(path: Path, lines: int = 20, limit_bytes: int = 32768) -> list[str]:
+def tail(path: Path, lines: int = 20, limit_bytes: int = 262_144) -> list[str]:
     """Return the last lines of a log, without control characters; nothing where it can't be read.
 
-    Where Python itself crashed, they begin with its word for it and the innermost frames;
-    its list of extension modules, which follows the stack, is left out.
+    Where Python itself crashed, they begin with its word for it and the innermost frames of the thread
+    that crashed, wherever among the threads it stood; the list of extension modules, which follows, is left out.
     """
     try:
         with path.open("rb") as file:
@@ -106,5 +106,12 @@ def tail(path: Path, lines: int = 20, limit_bytes: int = 32768) -> list[str]:
     kept = ["".join(char if char.isprintable() else " " for char in line).rstrip() for line in text.splitlines()]
     told = [line for line in kept if line and not line.startswith("Extension modules: ")]
     crashes = [number for number, line in enumerate(told) if line.startswith("Fatal Python error")]
-    first = crashes[-1] if crashes else max(0, len(told) - lines)
-    return [line[:TAIL_LINE_CHARACTERS] for line in told[first : first + lines]]
+    if crashes:
+        told = [told[crashes[-1]], *_crashed_thread(told[crashes[-1] + 1 :])][:lines]
+    return [line[:TAIL_LINE_CHARACTERS] for line in told[-lines:]]
+
+
+def _crashed_thread(stacks: list[str]) -> list[str]:
+    """Return the stack of the thread that crashed and what follows it, or all of ``stacks`` if none is marked."""
+    marked = [number for number, line in enumerate(stacks) if line.startswith("Current thread ")]
+    return stacks[marked[0] :] if marked else stacks

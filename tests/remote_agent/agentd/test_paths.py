@@ -29,6 +29,28 @@ def test_a_crash_is_told_by_its_stack(tmp_path: Path) -> None:
     assert not any("Extension modules" in line for line in told)
 
 
+def test_a_crash_is_told_by_the_stack_of_the_thread_that_crashed(tmp_path: Path) -> None:
+    """Python writes the stacks of all threads, the newest first; a crash of the oldest comes last."""
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        script = (
+            "import faulthandler, signal, os, threading\nfaulthandler.enable()\n"
+            "def waits(left, ready): return waits(left - 1, ready) if left else (ready.set(), threading.Event().wait())\n"
+            "for _ in range(3):\n"
+            "    ready = threading.Event()\n"
+            "    threading.Thread(target=waits, args=(30, ready), daemon=True).start()\n"
+            "    ready.wait()\n"
+            "def crashing(): os.kill(os.getpid(), signal.SIGSEGV)\ncrashing()"
+        )
+        subprocess.run([sys.executable, "-c", script], stderr=file, check=False)
+
+    told = tail(log)
+
+    assert told[0].startswith("Fatal Python error")
+    assert "in crashing" in told[2]
+    assert not any("in waits" in line for line in told)
+
+
 def test_long_lines_and_control_characters_are_cut(tmp_path: Path) -> None:
     """A line is bounded, and nothing of it can move a terminal's cursor."""
     (tmp_path / "log").write_text("a" * 2000 + "\n\x1b[2Jlast\n")
