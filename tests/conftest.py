@@ -34,6 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for kind in ("CONFIG", "DATA", "STATE", "CACHE"):
         os.environ[f"XDG_{kind}_HOME"] = str(folder / kind.lower())
     os.environ[MARK] = str(uuid.uuid4())
+    # Half of a small compile's time, which tests can do without: what the processor says of itself is believed,
+    # and headers are not compiled ahead for kernels that are few.
+    os.environ.update(TORCHINDUCTOR_VEC_ISA_OK="1", TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
     # A shell starts background jobs with SIGINT ignored, and nohup with SIGHUP; what tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -37,11 +37,11 @@ class Glyphs:
         """Return ``text`` as one line of at most ``limit`` characters that can't do anything to a terminal."""
         if len(text) <= limit and text.isascii() and text.isprintable():
             return text
-        return (
-            _remembered(text, limit, self.ascii_only)
-            if len(text) <= REMEMBERED
-            else _cleaned(text, limit, self.ascii_only)
-        )
+        if len(text) <= REMEMBERED:
+            return _remembered(text, limit, self.ascii_only)
+        if len(text) <= TEXT_LIMIT:
+            return _remembered_long(text, limit, self.ascii_only)
+        return _cleaned(text, limit, self.ascii_only)
 
 
 def _cleaned(text: str, limit: int, ascii_only: bool) -> str:
@@ -53,6 +53,8 @@ def _cleaned(text: str, limit: int, ascii_only: bool) -> str:
 
 _remembered = functools.lru_cache(8192)(_cleaned)
 """Frames, bars and signs come again in every panel of every frame."""
+_remembered_long = functools.lru_cache(256)(_cleaned)
+"""A line is cleaned by each part of a panel that it passes through."""
 
 UNICODE = Glyphs()
 ASCII = Glyphs(ascii_only=True)

@@ -404,8 +404,9 @@ async def test_two_consoles_with_one_history_store_each_event_once(world: World)
         assert [event.seq for event in one.history.events(uid)] == [1, 2, 3]
 
 
-async def test_closing_takes_a_bounded_time_and_stores_what_came(world: World) -> None:
+async def test_closing_takes_a_bounded_time_and_stores_what_came(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that does not stop is left behind; the history is complete all the same."""
+    monkeypatch.setattr("console.fleet.CLOSE_S", 2.0)
     fleet = world.fleet()
     await fleet.start()
     uid = await fleet.warm("n1", "llama")

@@ -14,8 +14,9 @@ import pytest
 
 from remote_agent.agentd.daemon import take_lock
 from remote_agent.agentd.paths import StateDir
+from remote_agent.verbs import stop
 from tests.remote_agent.agentd.agents import REPOSITORY, Agent, is_running
-from tests.remote_agent.agentd.test_verbs import command, recipe_file, verb
+from tests.remote_agent.agentd.test_verbs import recipe_file, verb
 
 pytestmark = pytest.mark.faults
 
@@ -29,6 +30,34 @@ def warm(make_agent: Callable[..., Agent]) -> Agent:
     return agent
 
 
+IMPATIENT = """
+import sys
+from remote_agent.__main__ import main
+from remote_agent.agentd import launch
+from remote_agent.verbs import stop
+launch.reach.__defaults__ = (0.5,)
+stop.SILENCE_S = 1.0
+stop.TERM_S = float(sys.argv.pop(1))
+sys.exit(main(sys.argv[1:]))
+"""
+"""A verb as it is, but for how long it waits for what will not come."""
+
+
+def impatient(agent: Agent, *words: str, term_s: float = stop.TERM_S) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        impatient_command(agent, *words, term_s=term_s),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def impatient_command(agent: Agent, *words: str, term_s: float = stop.TERM_S) -> list[str]:
+    return [sys.executable, "-c", IMPATIENT, str(term_s), *words, "--state-dir", str(agent.state.root)]
+
+
 def pids(agent: Agent) -> list[int]:
     with agent.client() as client:
         return [pid for pid in client.status().processes.values() if pid]
@@ -38,11 +67,11 @@ def test_stop_force_ends_an_agent_that_is_stopped(warm: Agent) -> None:
     """One that says nothing is named, and ended by signals with what it holds; without --force it is only named."""
     known = pids(warm)
     os.kill(warm.pid, signal.SIGSTOP)
-    refused = verb(warm, "stop")
-    forced = verb(warm, "stop", "--force")
+    refused = impatient(warm, "stop")
+    forced = impatient(warm, "stop", "--force")
 
     assert refused.returncode == 1
-    assert f"the agent (process {warm.pid}) holds {warm.state.lock} but said nothing for 5 s" in refused.stderr
+    assert f"the agent (process {warm.pid}) holds {warm.state.lock} but said nothing for 1 s" in refused.stderr
     assert refused.stderr.rstrip().endswith("--force ends it")
     assert (forced.returncode, forced.stdout) == (0, "the agent has ended\n")
     assert f"(process {warm.pid})" in forced.stderr
@@ -56,7 +85,7 @@ def test_stop_force_ends_what_a_killed_agent_leaves(warm: Agent) -> None:
     os.kill(worker, signal.SIGSTOP)
     os.kill(warm.pid, signal.SIGSTOP)
     warm.order("unkillable", "")  # the agent itself can't end it
-    forced = verb(warm, "stop", "--force")
+    forced = impatient(warm, "stop", "--force", term_s=1.0)
 
     assert (forced.returncode, forced.stdout) == (0, "the agent has ended\n")
     assert not is_running(worker)
@@ -69,7 +98,7 @@ def test_every_verb_names_an_agent_that_does_not_listen(warm: Agent) -> None:
     verbs = (["status"], ["release", "--all"], ["stop"], ["run", recipe_file(warm)])
     asked = [
         subprocess.Popen(
-            command(warm, *words), cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            impatient_command(warm, *words), cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for words in verbs
     ]
@@ -85,7 +114,7 @@ def test_stop_force_ends_an_agent_that_does_not_listen(warm: Agent) -> None:
     """It is ended in order by a signal, with what it holds, and then there is none."""
     known = pids(warm)
     shutil.rmtree(warm.state.run)
-    forced = verb(warm, "stop", "--force")
+    forced = impatient(warm, "stop", "--force")
     again = verb(warm, "stop")
 
     assert (forced.returncode, forced.stdout) == (0, "the agent has ended\n")
@@ -103,7 +132,7 @@ def test_nobody_is_killed_for_a_pid_that_is_not_proved(tmp_path: Path) -> None:
     assert lock is not None
     os.write(lock, str(bystander.pid).encode())
     done = subprocess.run(
-        [sys.executable, "-m", "remote_agent", "stop", "--force", "--state-dir", str(state.root)],
+        [sys.executable, "-c", IMPATIENT, "1.0", "stop", "--force", "--state-dir", str(state.root)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
