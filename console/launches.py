@@ -118,19 +118,20 @@ class Launches:
         params = RunStartParams(launch.run_uid, launch.recipe, self._actor, session.node.python)
         while True:
             await session.until_connected(None if launch.is_sent else session.node.connect_timeout_s)
+            if launch.is_sent and _is_accepted(session.state, launch.run_uid):
+                break  # the replay told of it
             launch.is_sent = True
             try:
                 answer = await session.request("run.start", params, RunStartResult)
+                session.found(answer.run)
+                break
             except LinkError as error:
                 log.info("%s: run.start was not answered, asking again: %s", session.node.name, error)
                 await _until_lost_or_later(session)
-                if not _is_accepted(session.state, launch.run_uid):
-                    continue
-            else:
-                session.found(answer.run)
-            if not launch.noticed.done():
-                launch.noticed.set_result(None)
-            return
+                if _is_accepted(session.state, launch.run_uid):
+                    break
+        if not launch.noticed.done():
+            launch.noticed.set_result(None)
 
     async def _stay(self, session: Session, run_uid: str) -> None:
         """Keep the place until the run is over, or its node has been out of reach for long."""

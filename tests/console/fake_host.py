@@ -58,6 +58,7 @@ class FakeHost:
         self.is_refusing = False
         self.loses_answers = 0
         self.sends_events_first = False
+        self.holds_replay_back = False
 
     def emit(self, data: object, run_uid: str | None) -> None:
         """Journal an event, then send it to whoever is connected."""
@@ -146,10 +147,13 @@ class FakeLink:
         self.is_connected = True
         self._sink.link_changed(LinkState(LinkStatus.CONNECTING, 1.0))
         self._sink.hello(self.host.hello)
-        after = self._cursor(self.host.hello.journal_uuid)
-        for one in self.host.journal[after:]:
-            self.deliver(one)
+        if not self.host.holds_replay_back:
+            self.replay()
         self._sink.link_changed(LinkState(LinkStatus.CONNECTED, 2.0))
+
+    def replay(self) -> None:
+        for one in self.host.journal[self._cursor(self.host.hello.journal_uuid) :]:
+            self.deliver(one)
 
     def lose(self, reason: str = "connection lost", final: bool = False, failures: int = 0) -> None:
         if self.is_connected:

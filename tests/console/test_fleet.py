@@ -197,8 +197,8 @@ async def test_a_lost_link_is_not_a_failed_run(fleet: Fleet, world: World) -> No
     assert [one.seq for one in fleet.history.events(uid)] == [1, 2, 3, 4]
 
 
-async def test_a_run_is_not_started_twice_when_the_answer_is_lost(fleet: Fleet, world: World) -> None:
-    """Once the link is back the replay tells of it, or the same run_uid is asked for again; warm returns either way."""
+async def test_a_run_is_not_asked_for_again_when_the_replay_tells_of_it(fleet: Fleet, world: World) -> None:
+    """The answer was lost with the link; what the host replays once the link is back answers as well."""
     world.hosts["n1"].loses_answers = 1
     warming = asyncio.ensure_future(fleet.warm("n1", "llama", run_uid="run-00000009"))
     await eventually(lambda: world.hosts["n1"].runs and not world.links["n1"].is_connected)
@@ -207,7 +207,21 @@ async def test_a_run_is_not_started_twice_when_the_answer_is_lost(fleet: Fleet, 
     world.links["n1"].connect()
 
     assert await warming == "run-00000009"
-    assert world.hosts["n1"].asked.count("run.start") in (1, 2)
+    assert world.hosts["n1"].asked.count("run.start") == 1
+    assert [one.kind for one in world.hosts["n1"].journal] == ["run.accepted"]
+
+
+async def test_a_run_is_not_started_twice_when_it_is_asked_for_again(fleet: Fleet, world: World) -> None:
+    """Without a replay yet, the same run_uid is asked for once more, and the host has it already."""
+    world.hosts["n1"].loses_answers = 1
+    world.hosts["n1"].holds_replay_back = True
+    warming = asyncio.ensure_future(fleet.warm("n1", "llama", run_uid="run-00000009"))
+    await eventually(lambda: world.hosts["n1"].runs and not world.links["n1"].is_connected)
+
+    world.links["n1"].connect()
+
+    assert await warming == "run-00000009"
+    assert world.hosts["n1"].asked.count("run.start") == 2
     assert [one.kind for one in world.hosts["n1"].journal] == ["run.accepted"]
 
 

@@ -35,7 +35,8 @@ def test_a_crash_is_told_by_the_stack_of_the_thread_that_crashed(tmp_path: Path)
     with log.open("wb") as file:
         script = (
             "import faulthandler, signal, os, threading\nfaulthandler.enable()\n"
-            "def waits(left, ready): return waits(left - 1, ready) if left else (ready.set(), threading.Event().wait())\n"
+            "def waits(left, ready):\n"
+            "    return waits(left - 1, ready) if left else (ready.set(), threading.Event().wait())\n"
             "for _ in range(3):\n"
             "    ready = threading.Event()\n"
             "    threading.Thread(target=waits, args=(30, ready), daemon=True).start()\n"
