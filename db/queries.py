@@ -196,12 +196,22 @@ def _select_runs(connection: sqlite3.Connection, wanted: RunFilter) -> list[sqli
     return connection.execute(*runs_statement(wanted)).fetchall()
 
 
+def _is_text(value: str) -> bool:
+    """Return whether SQLite can be asked for ``value``: what a shell hands over need not be UTF-8."""
+    try:
+        return "\0" not in value and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def _find_run(connection: sqlite3.Connection, run_uid: str) -> sqlite3.Row | None:
     """Return the one described run that ``run_uid`` names, whole or by its beginning."""
+    if not _is_text(run_uid):
+        return None
     exact: sqlite3.Row | None = connection.execute(f"{_RUNS} WHERE run_uid = ?", (run_uid,)).fetchone()
     if exact is not None or len(run_uid) < SHORTEST_PREFIX:
         return exact
-    past = run_uid[:-1] + chr(ord(run_uid[-1]) + 1)
+    past = f"{run_uid}\U0010ffff"  # sorts after whatever else begins so
     rows = connection.execute(
         f"{_RUNS} WHERE run_uid >= ? AND run_uid < ? ORDER BY run_uid LIMIT 10", (run_uid, past)
     ).fetchall()

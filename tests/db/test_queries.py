@@ -136,6 +136,13 @@ def test_a_prefix_is_text_and_not_a_pattern(history: History) -> None:
     assert history.run("run__7") is None
 
 
+@pytest.mark.parametrize("odd", ["run-\U0010ffff", "run-\ud7ff", "run-\udcff", "run-\x00", "\udcff" * 8])
+def test_a_uid_of_odd_characters_names_no_run(history: History, odd: str) -> None:
+    """What a shell hands over need not be text; it is not found, and nothing breaks."""
+    assert history.run(odd) is None
+    assert history.events(odd) == ()
+
+
 def test_events_and_samples_of_a_run_come_in_order(history_path: Path) -> None:
     """Events come by seq, samples by time, however they were stored."""
     samples = [SampleRow("gpu-1", "run-a", at_ns, "{}") for at_ns in (3, 1, 2)]
