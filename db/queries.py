@@ -193,6 +193,8 @@ def runs_statement(wanted: RunFilter) -> tuple[str, tuple[object, ...]]:
 
 
 def _select_runs(connection: sqlite3.Connection, wanted: RunFilter) -> list[sqlite3.Row]:
+    if not all(map(_is_text, filter(None, (wanted.node, wanted.recipe, wanted.state)))):
+        return []
     return connection.execute(*runs_statement(wanted)).fetchall()
 
 

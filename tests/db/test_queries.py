@@ -141,6 +141,7 @@ def test_a_uid_of_odd_characters_names_no_run(history: History, odd: str) -> Non
     """What a shell hands over need not be text; it is not found, and nothing breaks."""
     assert history.run(odd) is None
     assert history.events(odd) == ()
+    assert history.runs(RunFilter(node=odd)) == history.runs_with_stages(RunFilter(recipe=odd)) == ()
 
 
 def test_events_and_samples_of_a_run_come_in_order(history_path: Path) -> None:
