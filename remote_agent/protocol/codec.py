@@ -13,7 +13,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -40,6 +40,31 @@ class DecodeError(ValueError):
         self.problems = problems
 
 
+class Checked:
+    """A dataclass whose values are refused together: one ``ValueError`` says all that `value_problems` yields.
+
+    While a field does not even have its type, the others are looked at all the same: what yields about a field
+    without a default comes last, since such a field may be missing then.
+    """
+
+    def value_problems(self) -> Iterator[str]:
+        """Yield ``"field: text"`` for each value that is out of its range."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        texts = tuple(self.value_problems())
+        if texts:
+            raise ValuesError(texts)
+
+
+class ValuesError(ValueError):
+    """Values that their dataclass refuses; ``texts`` has one ``"field: text"`` for each."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        super().__init__("; ".join(texts))
+        self.texts = texts
+
+
 class Unknown(enum.Enum):
     """What to do with keys that a type does not have."""
 
@@ -50,8 +75,8 @@ class Unknown(enum.Enum):
 def decode(cls: type[T], value: object, unknown: Unknown = Unknown.IGNORE, path: str = "") -> T:
     """Return ``value`` as a ``cls``, or say everything that is wrong with it.
 
-    A dataclass may raise ``ValueError`` in ``__post_init__`` to refuse a
-    combination; a message of the form ``"field: text"`` is filed under that field.
+    A dataclass may raise ``ValueError`` in ``__post_init__``, or be `Checked`, to refuse
+    values; a message of the form ``"field: text"`` is filed under that field.
 
     Raises: DecodeError with one problem for each misfit.
     """
@@ -172,14 +197,50 @@ def _decode_dataclass(cls: type, value: object, path: str, unknown: Unknown, pro
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             problems.append(Problem(_join(path, name), "is required"))
     if len(problems) > before:
+        bad = {problem.path for problem in problems[before:]}
+        good = {name: item for name, item in arguments.items() if not _is_within(_join(path, name), bad)}
+        _file(_partial_problems(cls, good), fields, path, problems)
         return None
     try:
         return cls(**arguments)
     except ValueError as error:
-        name, colon, text = str(error).partition(": ")
-        where = _join(path, name) if colon and name.split(".")[0].split("[")[0] in fields else path
-        problems.append(Problem(where, text if where != path else str(error)))
+        _file(error.texts if isinstance(error, ValuesError) else (str(error),), fields, path, problems)
         return None
+
+
+def _is_within(path: str, bad: set[str]) -> bool:
+    """Return whether a value at ``path``, or something in it, is among ``bad``."""
+    return any(one == path or one.startswith((f"{path}.", f"{path}[")) for one in bad)
+
+
+def _partial_problems(cls: type, good: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what a `Checked` refuses of its well-typed fields while others are not."""
+    if not issubclass(cls, Checked):
+        return ()
+    partial = object.__new__(cls)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in good:
+            object.__setattr__(partial, field.name, good[field.name])
+        elif field.default is not dataclasses.MISSING:
+            object.__setattr__(partial, field.name, field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            object.__setattr__(partial, field.name, field.default_factory())
+    texts: list[str] = []
+    try:
+        texts.extend(partial.value_problems())
+    except AttributeError:
+        pass  # a field without a default is missing, and said to be
+    return tuple(texts)
+
+
+def _file(texts: Iterable[str], fields: Container[str], path: str, problems: list[Problem]) -> None:
+    """Add a problem for each text, under the field that it names where it names one."""
+    for text in texts:
+        name, colon, rest = text.partition(": ")
+        if colon and name.split(".")[0].split("[")[0] in fields:
+            problems.append(Problem(_join(path, name), rest))
+        else:
+            problems.append(Problem(path, text))
 
 
 def _decode_scalar(hint: Any, value: object, path: str, problems: list[Problem]) -> object:

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Union
 
+from remote_agent.protocol.codec import Checked
 from remote_agent.protocol.version import FRAME_LIMIT_BYTES as FRAME_LIMIT_BYTES
 from remote_agent.protocol.version import PROTOCOL_MAX as PROTOCOL_MAX
 from remote_agent.protocol.version import PROTOCOL_MIN as PROTOCOL_MIN
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DEVICE = re.compile(r"auto|all|cpu|cuda:\d{1,4}|(GPU|MIG)-[0-9A-Fa-f-]{8,64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _outside(name: str, value: int, most: int) -> Iterator[str]:
+    if not 1 <= value <= most:
+        yield f"{name}: {value} is not within 1..{most}"
 
 
 class Tier(str, enum.Enum):
@@ -78,16 +86,16 @@ NATIVE_STAGES = (
 
 
 @dataclass(frozen=True)
-class ModelSource:
+class ModelSource(Checked):
     """A checkpoint on the host: a directory, or one ``.safetensors`` file."""
 
     path: str
     revision: str | None = None
     adapter: Literal["native", "engine"] = "native"
 
-    def __post_init__(self) -> None:
+    def value_problems(self) -> Iterator[str]:
         if not self.path or "\0" in self.path:
-            raise ValueError("path: must name a file or directory on the host")
+            yield "path: must name a file or directory on the host"
 
 
 @dataclass(frozen=True)
@@ -107,33 +115,31 @@ class CompilePolicy:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Checked):
     """One input shape to warm: ``batch`` sequences of ``tokens`` tokens."""
 
     batch: int = 1
     tokens: int = 128
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.batch <= 4096:
-            raise ValueError(f"batch: {self.batch} is not within 1..4096")
-        if not 1 <= self.tokens <= 1 << 20:
-            raise ValueError(f"tokens: {self.tokens} is not within 1..1048576")
+    def value_problems(self) -> Iterator[str]:
+        yield from _outside("batch", self.batch, 4096)
+        yield from _outside("tokens", self.tokens, 1 << 20)
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Checked):
     """Temperature 0 is greedy."""
 
     temperature: float = 0.0
     seed: int = 0
 
-    def __post_init__(self) -> None:
+    def value_problems(self) -> Iterator[str]:
         if not 0 <= self.temperature <= 100:
-            raise ValueError(f"temperature: {self.temperature} is not within 0..100")
+            yield f"temperature: {self.temperature} is not within 0..100"
 
 
 @dataclass(frozen=True)
-class FirstRequest:
+class FirstRequest(Checked):
     """The one real request that proves readiness.
 
     With ``prompt`` the checkpoint's tokenizer is used; without it ``prompt_tokens``
@@ -148,28 +154,26 @@ class FirstRequest:
     shapes: tuple[Shape, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
 
-    def __post_init__(self) -> None:
-        Shape(self.batch, 1)
-        if not 1 <= self.prompt_tokens <= 1 << 20:
-            raise ValueError(f"prompt_tokens: {self.prompt_tokens} is not within 1..1048576")
-        if not 1 <= self.max_new_tokens <= 1 << 16:
-            raise ValueError(f"max_new_tokens: {self.max_new_tokens} is not within 1..65536")
+    def value_problems(self) -> Iterator[str]:
+        yield from _outside("batch", self.batch, 4096)
+        yield from _outside("prompt_tokens", self.prompt_tokens, 1 << 20)
+        yield from _outside("max_new_tokens", self.max_new_tokens, 1 << 16)
 
 
 @dataclass(frozen=True)
-class Hold:
+class Hold(Checked):
     """Who keeps the warm model, and for how long (``None``: until released)."""
 
     owner: str | None = None
     ttl_s: float | None = None
 
-    def __post_init__(self) -> None:
+    def value_problems(self) -> Iterator[str]:
         if self.ttl_s is not None and self.ttl_s <= 0:
-            raise ValueError(f"ttl_s: {self.ttl_s} must be above 0")
+            yield f"ttl_s: {self.ttl_s} must be above 0"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Checked):
     """What to warm and how; validated once, then only passed on.
 
     ``devices``: ``auto`` (the first GPU, or the CPU where there is none),
@@ -189,26 +193,26 @@ class Recipe:
     hold: Hold = field(default_factory=Hold)
     trust_remote_code: bool = False
 
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name: {self.name[:80]!r} must be 1..64 letters, digits, '.', '_' or '-'")
+    def value_problems(self) -> Iterator[str]:
         if not self.devices:
-            raise ValueError("devices: name at least one device")
+            yield "devices: name at least one device"
         for device in self.devices:
-            if not re.fullmatch(r"auto|all|cpu|cuda:\d{1,4}|(GPU|MIG)-[0-9A-Fa-f-]{8,64}", device):
-                raise ValueError(f"devices: {device[:80]!r} is not auto, all, cpu, cuda:N or a GPU UUID")
+            if not _DEVICE.fullmatch(device):
+                yield f"devices: {device[:80]!r} is not auto, all, cpu, cuda:N or a GPU UUID"
         if len(self.devices) > 1 and {"auto", "all"} & set(self.devices):
-            raise ValueError("devices: 'auto' and 'all' stand alone")
+            yield "devices: 'auto' and 'all' stand alone"
         if len(set(self.devices)) < len(self.devices):
-            raise ValueError("devices: a device is named twice")
+            yield "devices: a device is named twice"
         for stage, limit in self.deadlines.items():
             if stage not in NATIVE_STAGES:
-                raise ValueError(f"deadlines.{stage}: is not a stage; stages are {', '.join(NATIVE_STAGES)}")
-            if limit <= 0:
-                raise ValueError(f"deadlines.{stage}: {limit} must be above 0 seconds")
+                yield f"deadlines.{stage}: is not a stage; stages are {', '.join(NATIVE_STAGES)}"
+            elif limit <= 0:
+                yield f"deadlines.{stage}: {limit} must be above 0 seconds"
         for key in self.environment:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
-                raise ValueError(f"environment: {key[:80]!r} is not a variable name")
+            if not _VARIABLE.fullmatch(key):
+                yield f"environment: {key[:80]!r} is not a variable name"
+        if not _NAME.fullmatch(self.name):
+            yield f"name: {self.name[:80]!r} must be 1..64 letters, digits, '.', '_' or '-'"
 
 
 # --- what a run is made of ---------------------------------------------------
@@ -552,7 +556,7 @@ class Empty:
 
 
 @dataclass(frozen=True)
-class RunStartParams:
+class RunStartParams(Checked):
     """Idempotent: the same ``run_uid`` again answers with the run that is there.
 
     ``python``: argv of the host's own GPU Python; empty for the one the agent runs on.
@@ -563,9 +567,9 @@ class RunStartParams:
     actor: Actor
     python: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
+    def value_problems(self) -> Iterator[str]:
         if not re.fullmatch(r"[0-9a-zA-Z-]{8,64}", self.run_uid):
-            raise ValueError("run_uid: must be 8..64 letters, digits or '-'")
+            yield "run_uid: must be 8..64 letters, digits or '-'"
 
 
 @dataclass(frozen=True)
@@ -585,12 +589,11 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class RunListParams:
+class RunListParams(Checked):
     limit: int = 50
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.limit <= 1000:
-            raise ValueError(f"limit: {self.limit} is not within 1..1000")
+    def value_problems(self) -> Iterator[str]:
+        yield from _outside("limit", self.limit, 1000)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from console.config import EXAMPLE, Config, load, parse
 from console.config_lines import key_lines, line_of
 from console.config_nodes import Node, shell_problem
 from console.errors import ConfigError, UsageError
+from remote_agent.protocol.messages import NATIVE_STAGES
 
 PATH = Path("fleet.toml")
 
@@ -82,6 +83,32 @@ transport = ["docker", "exec", "-i", "c"]
     assert (c.user, c.port, c.identity, c.tags) == (None, None, (), ("all-of-us",))
 
 
+def test_several_wrong_values_of_one_table_are_told_together() -> None:
+    """Also beside a value that does not even have its type, or is missing."""
+    text = """\
+[recipes."a b"]
+model = { path = "/m" }
+devices = ["gpu", "cpu", "tpu"]
+dtype = "int3"
+deadlines = { weights = -1, wieghts = 1 }
+environment = { "A=B" = "x" }
+request = { batch = 0, prompt_tokens = 0, max_new_tokens = "two", sampling = { temperature = 101 } }
+"""
+    assert [line.partition(": ")[2] for line in problems(text)] == [
+        "recipes.a b.name: 'a b' must be 1..64 letters, digits, '.', '_' or '-'",
+        "recipes.a b.devices: 'gpu' is not auto, all, cpu, cuda:N or a GPU UUID",
+        "recipes.a b.devices: 'tpu' is not auto, all, cpu, cuda:N or a GPU UUID",
+        "recipes.a b.dtype: 'int3' is not one of: auto, float32, float16, bfloat16",
+        "recipes.a b.deadlines.weights: -1.0 must be above 0 seconds",
+        f"recipes.a b.deadlines.wieghts: is not a stage; stages are {', '.join(NATIVE_STAGES)}",
+        "recipes.a b.environment: 'A=B' is not a variable name",
+        "recipes.a b.request.max_new_tokens: expected an integer, got text",
+        "recipes.a b.request.sampling.temperature: 101.0 is not within 0..100",
+        "recipes.a b.request.batch: 0 is not within 1..4096",
+        "recipes.a b.request.prompt_tokens: 0 is not within 1..1048576",
+    ]
+
+
 def test_every_mistake_is_told_at_once_with_its_line() -> None:
     """One raise names them all, in the file's order."""
     text = """\
@@ -124,6 +151,7 @@ request.shapes = [
         "fleet.toml:16: nodes.GPU-1: differs from gpu-1 in case only",
         "fleet.toml:17: nodes.GPU-1.agent: '$(rm)' holds '$', which a remote shell could act on",
         "fleet.toml:19: recipes.llama.model.pth: unknown key; did you mean path?",
+        "fleet.toml:19: recipes.llama.model.path: must name a file or directory on the host",
         "fleet.toml:22: recipes.llama.request.shapes[1].batch: 0 is not within 1..4096",
         "fleet.toml:24: nodez: unknown key; did you mean nodes?",
     ]
