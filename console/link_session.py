@@ -206,8 +206,8 @@ class Session:
     def _no_mark(self, what: str) -> LinkError:
         """Say what was there in place of an agent: the end of the noise is where the error is."""
         said = " / ".join(clean_lines(self._scanner.noise, 3, 200))
-        how = self._stream.exit_reason()
-        return AgentMissing(clean(f"no agent: {': '.join(part for part in (how or what, said) if part)}"))
+        told = ": ".join(part for part in (self._stream.exit_reason() or what, said) if part)
+        return AgentMissing(clean(f"no agent: {told}{_remedy(told)}"))
 
     def _mismatch(self, low: int, high: int) -> LinkError:
         theirs = str(low) if low == high else f"{low} to {high}"
@@ -318,6 +318,15 @@ class Session:
                 await self.request("ack", AckParams(self._subscriber, sent), self._timing.handshake_s)
             except (LinkError, RequestRefused):
                 return  # what was not acknowledged is sent again, and stored once
+
+
+def _remedy(told: str) -> str:
+    """Return what mends a host where no agent could be started, as far as its own words tell."""
+    if "No module named remote_agent" in told:
+        return "; copy glowplug-agent.pyz to that host and set the node's agent to its path there"
+    if "can't open file" in told and ".pyz" in told:
+        return "; copy glowplug-agent.pyz to that path, or set the node's agent to where it is"
+    return ""
 
 
 def _both(what: str, why: str | None) -> str:

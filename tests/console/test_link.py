@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,19 @@ async def test_no_agent_is_said_with_what_the_host_printed_and_how_it_ended(tmp_
         await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
 
     reason = next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED)
-    assert reason == "no agent: env ended with 3: python3: can't open file 'agent.pyz'"
+    told, _, remedy = str(reason).partition("; ")
+    assert told == "no agent: env ended with 3: python3: can't open file 'agent.pyz'"
+    assert remedy == "copy glowplug-agent.pyz to that path, or set the node's agent to where it is"
+
+
+async def test_a_python_without_the_agent_is_told_what_it_lacks(tmp_path: Path) -> None:
+    """The first connection to a new host says what to copy and what to set."""
+    new = Node("n1", transport=(sys.executable, "-c", "import sys; sys.exit('p: No module named remote_agent')"))
+    async with linked(new, tmp_path) as (_, kept):
+        await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
+
+    reason = next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED)
+    assert str(reason).endswith("; copy glowplug-agent.pyz to that host and set the node's agent to its path there")
 
 
 async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
