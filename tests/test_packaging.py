@@ -111,6 +111,20 @@ def test_the_console_installs_without_torch(dist: Path) -> None:
     assert any(need.startswith("torch") and "extra == 'local'" in need for need in needs)
 
 
+def test_the_consoles_wheel_has_its_command_and_its_three_extras(dist: Path) -> None:
+    """`glowplug` is the console; `local` is what a worker imports, `dev` and `bench` are there to be asked for."""
+    (wheel,) = dist.glob("glowplug-*.whl")
+    metadata = metadata_of(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        (entry_points,) = (archive.read(name) for name in archive.namelist() if name.endswith("entry_points.txt"))
+    needs = metadata.get_all("Requires-Dist") or []
+    local = {re.split(r"[<>=! ;]", need)[0] for need in needs if "extra == 'local'" in need}
+
+    assert b"glowplug = console.__main__:main" in entry_points
+    assert metadata.get_all("Provides-Extra") == ["bench", "dev", "local"]
+    assert local == {"torch", "safetensors", "cuda-python", "nvidia-ml-py", "transformers"}
+
+
 def test_the_agents_wheel_holds_the_agent_alone_with_its_own_metadata(dist: Path) -> None:
     """Hosts get `remote_agent`, a command, and the NVML bindings as the only dependency."""
     (wheel,) = dist.glob("glowplug_agent-*.whl")
@@ -166,6 +180,20 @@ def test_the_single_file_runs_on_every_python_that_is_here(dist: Path, tmp_path:
     assert (version.stdout, version.stderr) == (f"glowplug-agent {remote_agent.__version__}\n", "")
     assert probe.returncode == 0, probe.stderr
     assert '"cpu_count"' in probe.stdout
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_the_agent_of_the_single_file_serves_on_every_python_that_is_here(
+    dist: Path, tmp_path: Path, python: str
+) -> None:
+    """It starts, answers and ends there, not only in the modules that a version or a probe needs."""
+    state = ["--state-dir", str(tmp_path / "state")]
+    started = run_bare(python, dist / PYZ, "agentd", *state, folder=tmp_path)
+    status = run_bare(python, dist / PYZ, "status", *state, folder=tmp_path)
+    stopped = run_bare(python, dist / PYZ, "stop", "--force", "--keeper", *state, folder=tmp_path)
+
+    assert (started.returncode, status.returncode, stopped.returncode) == (0, 0, 0), (started, status, stopped)
+    assert status.stdout.startswith("nothing runs and nothing is held\n")
 
 
 COMPILE_ALL = """
@@ -287,6 +315,45 @@ def test_setup_without_a_fitting_python_says_what_is_needed(tmp_path: Path, clon
     assert said.returncode != 0
     assert "needs Python 3.11 or newer" in said.stderr
     assert not (clone / ".venv").exists()
+
+
+TARGETS = {
+    "run": (".venv/bin/glowplug demo",),
+    "test": (".venv/bin/python -m pytest",),
+    "check": ("ruff format --check", "ruff check", "mypy", "lint-imports"),
+    "dist": (".venv/bin/python deploy/build.py",),
+    "bench": (".venv/bin/python -m bench",),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_target_sets_up_first_and_then_does_what_it_is_for(clone: Path, target: str) -> None:
+    """What make would do in a fresh clone, in its order."""
+    command = ["make", "--no-print-directory", "--dry-run", target, f"PYTHON={sys.executable}"]
+    said = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout
+    places = [said.find(words) for words in ("deploy/make_venv.py .venv", *TARGETS[target])]
+
+    assert -1 not in places, said
+    assert places == sorted(places)
+
+
+def test_ci_installs_then_checks_then_tests() -> None:
+    """The script sets CI, under which a missing program fails, and calls the very targets that everybody calls."""
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    calls = [line.split(" <")[0] for line in lines if line.startswith("make ")]
+
+    assert calls == ["make setup", "make check", "make test"]
+    assert 'export CI="${CI:-true}"' in lines
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/performance.md"])
+def test_what_the_documentation_links_to_is_here(page: str) -> None:
+    """Pictures and pages, beside the page that names them."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in link]
+
+    assert links
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
 
 
 def make_venv(clone: Path, **environment: str) -> subprocess.CompletedProcess[str]:

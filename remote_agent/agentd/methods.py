@@ -23,6 +23,9 @@ from remote_agent.protocol.messages import (
     StatusResult,
 )
 
+FIRST_REPORT_PATIENCE_S = 5.0
+"""How long a probe of an agent just started waits for the sampler, lest a GPU host be called one without GPUs."""
+
 
 def methods(supervisor: Supervisor) -> Mapping[str, Handler]:
     """Return a handler for each method; parameters have their method's type already."""
@@ -45,6 +48,7 @@ class _Calls:
         self._supervisor = supervisor
 
     async def probe(self, _: object) -> Probe:
+        await self._supervisor.sampler.wait_known(FIRST_REPORT_PATIENCE_S)
         return self._supervisor.probe()
 
     async def status(self, _: object) -> StatusResult:

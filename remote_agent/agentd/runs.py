@@ -153,16 +153,10 @@ class Run:
         except StageError:
             return ()
 
-    async def _wait_for_sampler(self, patience_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._services.sampler.known.wait(), patience_s)
-        except asyncio.TimeoutError:
-            pass  # what is not known by then is said to be so
-
     async def _resolve_devices(self) -> None:
         sampler = self._services.sampler
         if needs_sampler(self._recipe.devices):
-            await self._wait_for_sampler(SAMPLER_PATIENCE_S)
+            await sampler.wait_known(SAMPLER_PATIENCE_S)
         self._devices = resolve_devices(self._recipe.devices, sampler.report, sampler.status)
 
     async def _wait_for_slot(self) -> None:
@@ -175,7 +169,7 @@ class Run:
 
     async def _probe_host(self) -> None:
         self._board.begin("probe")
-        await self._wait_for_sampler(PROBE_PATIENCE_S)
+        await self._services.sampler.wait_known(PROBE_PATIENCE_S)
         sampler, (total, available) = self._services.sampler, hostfacts.memory_bytes()
         extra: dict[str, Figure] = {
             "sampler": sampler.status,

@@ -60,6 +60,13 @@ class Sampler:
     def pid(self) -> int | None:
         return self._child.pid if self._child and self._child.is_alive else None
 
+    async def wait_known(self, patience_s: float) -> None:
+        """Wait, no longer than that, until the sampler has said its first word or failed to."""
+        try:
+            await asyncio.wait_for(self.known.wait(), patience_s)
+        except asyncio.TimeoutError:
+            pass  # what is not known by then is said to be so
+
     async def supervise(self) -> None:
         """Run until there is nothing to sample or the agent ends."""
         backoff_s = self._times.backoff_s

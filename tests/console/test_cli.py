@@ -14,13 +14,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from console.cli import run
+from console.cli.common import Context
 from console.cli.follow import Following
 from console.cli.main import VERBS
 from console.demo_teardown import MARK, end_nodes, marked_processes
+from console.fleet import Fleet
 from db.database import open_history
 from db.records import EventRow, Record, RunRow, StageRow
 from db.writer import Writer
@@ -152,6 +155,30 @@ def test_unreachable_alone_is_exit_3_and_failure_counts_more(capsys: pytest.Capt
     assert (error["node"], error["exit_code"]) == ("gone", 3)
 
     assert run(["warm", "missing", "gone", "here", "--yes"]) == 1
+
+
+@pytest.mark.parametrize(("options", "wanted"), [([], 3), (["--parallel", "2"], 2)], ids=["configured", "asked for"])
+def test_how_many_load_at_once_is_what_was_asked_for_or_what_the_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], wanted: int
+) -> None:
+    """--parallel wins over the configuration's own number."""
+    made: list[Fleet] = []
+    real = Context.fleet
+
+    def fleet(self: Context, *arguments: Any) -> Fleet:
+        made.append(real(self, *arguments))
+        return made[-1]
+
+    monkeypatch.setattr(Context, "fleet", fleet)
+    config = tmp_path / "fleet.toml"
+    config.write_text(
+        "[defaults]\nparallel = 3\nconnect_timeout_s = 0.5\n[nodes.gone]\ntransport = ['false']\n"
+        "[recipes.missing]\nmodel = { path = '/no/such/model' }\n",
+        encoding="utf-8",
+    )
+
+    assert run(["--config", str(config), "warm", "missing", "gone", *options]) == 3
+    assert [one.parallel for one in made] == [wanted]
 
 
 def test_no_wait_ends_once_the_run_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -420,6 +447,22 @@ def test_no_history_yet_is_an_empty_list(
 
 
 # --- as a process ------------------------------------------------------------------
+
+
+def test_the_console_itself_never_imports_torch() -> None:
+    """Every module of it, its screens too, runs on a workstation that has none of a GPU host's packages."""
+    program = (
+        "import importlib, pkgutil, sys, console, db, themes;"
+        "found = [module.name for package in (console, db, themes)"
+        " for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.')"
+        " if not module.name.endswith('__main__')];"
+        "[importlib.import_module(name) for name in found];"
+        "print(len(found) > 100, sorted({'torch', 'transformers', 'safetensors', 'pynvml', 'cuda'} & set(sys.modules)))"
+    )
+
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+
+    assert loaded.stdout == "True []\n"
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))

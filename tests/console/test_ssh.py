@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
 
 from console.errors import (
     AuthenticationFailed,
     HostKeyChanged,
     HostKeyUnknown,
+    LinkLost,
     NodeMisconfigured,
     NodeUnreachable,
 )
 from console.state import LinkStatus
-from console.transports import Gate, known_hosts, open_stream
+from console.transports import Gate, known_hosts, open_stream, ssh, ssh_target
+from console.transports.gate import CONNECT_LIMIT
 from console.transports.ssh_target import resolve
 from remote_agent.protocol.messages import Empty, Probe
 from tests.console.links import Kept, gate, linked, soon
@@ -418,3 +421,88 @@ async def test_a_stopped_link_leaves_nothing_on_the_host(serve: Callable[..., Ss
         assert server.descendants()
 
     await soon(lambda: not server.descendants(), "no process of this connection left")
+
+
+async def test_no_more_than_eight_connect_at_once(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """With every place taken a node waits without a login, and goes on when one is free."""
+    server, shared = serve(), gate(tmp_path)
+    for _ in range(CONNECT_LIMIT):
+        await shared.connects.acquire()
+    opening = asyncio.ensure_future(open_stream(server.node(), "token", gate=shared))
+    await soon(lambda: bool(shared.connects._waiters), "it waits for a place")
+    assert server.logins() == 0
+
+    shared.connects.release()
+    await (await opening).close()
+
+    assert (CONNECT_LIMIT, server.logins()) == (8, 1)
+
+
+async def test_a_connection_is_kept_alive_and_forwards_no_agent(
+    serve: Callable[..., Sshd], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead peer is found in twenty seconds; nothing is left to a configuration that asyncssh would read itself."""
+    asked: list[dict[str, Any]] = []
+    real = asyncssh.connect
+
+    def connect(*arguments: Any, **options: Any) -> Any:
+        asked.append(options)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    await (await open_stream(serve().node(), "token", gate=gate(tmp_path))).close()
+
+    (options,) = asked
+    assert (options["keepalive_interval"], options["keepalive_count_max"]) == (5, 3)
+    assert options["agent_forwarding"] is False
+    assert options["config"] is None
+
+
+async def test_a_server_that_starts_no_command_is_given_up_in_time(
+    serve: Callable[..., Sshd], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logged in, but the channel never opens: the node's time-out ends that wait too, and the connection with it."""
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncssh.SSHClientConnection, "create_process", never)
+    server = serve()
+    with pytest.raises(NodeUnreachable, match="logged in, but no command could be started: no answer within 3 s"):
+        async with asyncio.timeout(30):
+            await open_stream(server.node(connect_timeout_s=3.0), "token", gate=gate(tmp_path))
+
+    await soon(lambda: not server.descendants(), "the connection ends")
+
+
+@pytest.mark.faults
+async def test_a_host_that_takes_no_data_is_given_up_in_time(
+    serve: Callable[..., Sshd], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stands still with a full window does not hold a write for ever."""
+    monkeypatch.setattr(ssh, "WRITE_TIMEOUT_S", 0.2)
+    server = serve()
+    stream = await open_stream(server.node(), "token", gate=gate(tmp_path))
+    stopped = server.connection_processes()
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(LinkLost, match=r"took no data for 0\.2 s"):
+            async with asyncio.timeout(30):
+                await stream.write(b"x" * (32 << 20))
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        stream.abort()
+        await stream.close()
+
+
+async def test_an_ssh_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ssh -G` may run a Match exec that hangs; it is ended, and the node says so."""
+    monkeypatch.setattr(ssh_target, "ORACLE_TIMEOUT_S", 0.2)
+    hung = script(tmp_path, "#!/bin/sh\nexec sleep 1000\n", "ssh")
+    node = dataclasses.replace(Sshd(tmp_path / "none").node(), host=None)
+
+    with pytest.raises(NodeMisconfigured, match=r"`ssh -G` did not answer within 0\.2 s"):
+        async with asyncio.timeout(30):
+            await resolve(node, Gate(tmp_path / "ours", home=tmp_path, ssh=hung))

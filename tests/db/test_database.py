@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlite_utils import Database, Migrations
 
-from db import filesystems
+from db import database, filesystems, migrations
 from db.database import connect, open_history
 from db.errors import (
     DamagedError,
@@ -174,6 +175,37 @@ def test_a_reader_of_nothing_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(NoHistoryError, match="no history at"):
         open_history(tmp_path / "data" / "history.db", read_only=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_schema_is_brought_up_to_date_with_all_that_it_holds(
+    filled_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next migration runs once, on the rows that are there; a reader waits for it and says so."""
+    before = contents(filled_path)
+    later = Migrations("glowplug")
+
+    @later(name="0001_first")
+    def create(db: Database) -> None:
+        raise AssertionError("the first migration was applied long ago")
+
+    @later(name="0002_second")
+    def add(db: Database) -> None:
+        db.execute("ALTER TABLE nodes ADD COLUMN note TEXT")
+
+    monkeypatch.setattr(migrations, "migrations", later)
+    for module in (migrations, database):
+        monkeypatch.setattr(module, "NEWEST", NEWEST + 1)
+    with pytest.raises(HistoryError, match="has schema 1; start the console once to bring it to 2"):
+        connect(filled_path, read_only=True)
+    open_history(filled_path)
+    opened = open_history(filled_path)
+
+    assert opened.moved_aside is None
+    with contextlib.closing(connect(filled_path, read_only=True)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("SELECT name, note FROM nodes").fetchall() == [("gpu-1", None)]
+    assert contents(filled_path).keys() == before.keys()
+    assert contents(filled_path)["events"] == before["events"]
 
 
 @pytest.mark.parametrize("read_only", [False, True])

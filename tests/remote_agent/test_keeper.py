@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -139,3 +141,39 @@ def test_a_keeper_whose_socket_was_removed_ends(
         path.unlink()
 
     assert process.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_of_another_user_is_refused(
+    keep: Callable[[], subprocess.Popen[bytes]], state: StateDir, devices: Path
+) -> None:
+    """Even where the directory lets someone through, nobody else lets the driver go."""
+    process = keep()
+    answering(state)
+    directory = os.open(state.run, os.O_RDONLY)
+    state.run.chmod(0o755)
+    (state.run / "keeper.sock").chmod(0o777)
+    stranger = os.fork()
+    if stranger == 0:
+        os._exit(0 if is_refused(directory) else 1)
+    os.close(directory)
+    _, status = os.waitpid(stranger, 0)
+    state.run.chmod(0o700)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert held_by(process.pid, devices) == sorted(DEVICES)
+
+
+def is_refused(directory: int) -> bool:
+    """Return whether the keeper refuses another user before a word is said."""
+    try:
+        os.fchdir(directory)
+        os.setgroups([])
+        os.setresgid(12345, 12345, 12345)
+        os.setresuid(12345, 12345, 12345)
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(DEADLINE_S)
+            link.connect("keeper.sock")
+            return link.recv(256).startswith(b"error")
+    except OSError:
+        return False

@@ -160,7 +160,7 @@ def test_a_run_that_waits_for_a_zygote_that_dies_gets_a_fresh_worker_and_says_wh
         run = client.finished(params.run_uid)
 
     assert run.state is RunState.READY
-    assert stage_of(run, "init").reason == "the zygote killed (SIGKILL)"
+    assert str(stage_of(run, "init").reason).startswith("the zygote killed (SIGKILL)")
 
 
 @pytest.mark.parametrize(
@@ -251,6 +251,15 @@ def gpu(make_agent: Callable[..., Agent]) -> Agent:
     with agent.client() as client:
         eventually(lambda: probe(client).gpus, "the sampler reports GPUs")
     return agent
+
+
+def test_the_first_probe_waits_for_the_samplers_first_word(make_agent: Callable[..., Agent]) -> None:
+    """An agent that has just been started for this very question does not call a GPU host one without GPUs."""
+    agent = make_agent(sampler=QUICK_SAMPLER, orders={"sampler": "gpus"})
+    with agent.client() as client:
+        first = probe(client)
+
+    assert (first.sampler, len(first.gpus)) == ("nvml", 2)
 
 
 def test_a_killed_sampler_is_started_again(gpu: Agent) -> None:

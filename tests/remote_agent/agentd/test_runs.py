@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -381,7 +383,7 @@ def test_a_standby_that_dies_is_gone_with_the_reason(agent: Agent) -> None:
         run = client.call("run.get", RunUidParams(params.run_uid), RunResult).run
 
     assert isinstance(gone.data, ResidentChanged)
-    assert gone.data.reason == "its worker killed (SIGKILL)"
+    assert str(gone.data.reason).startswith("its worker killed (SIGKILL)")
     assert status.residents == ()
     assert run.state is RunState.READY
 
@@ -496,3 +498,14 @@ def test_no_zombie_is_left_by_anything_that_ended(agent: Agent) -> None:
             client.warm(agent.params(stub))
 
         eventually(lambda: "Z" not in children_of(agent.pid).values(), "no zombie is left")
+
+
+def test_a_python_in_the_users_home_is_found_there(agent: Agent, tmp_path: Path) -> None:
+    """`~/` is the home of the agent's user, as it is where the bridge is started; an absolute path is run."""
+    (tmp_path / "python").symlink_to(sys.executable)
+    home = os.path.relpath(tmp_path, Path("~").expanduser())
+    params = dataclasses.replace(agent.params(), python=(f"~/{home}/python",))
+    with agent.client("") as client:
+        run = client.warm(params)
+
+    assert run.state is RunState.READY, run.failure
