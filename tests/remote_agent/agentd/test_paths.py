@@ -35,10 +35,10 @@ def test_a_crash_is_told_by_the_stack_of_the_thread_that_crashed(tmp_path: Path)
     with log.open("wb") as file:
         script = (
             "import faulthandler, signal, os, threading\nfaulthandler.enable()\n"
-            "def waits(left, ready): return waits(left - 1, ready) if left else (ready.set(), threading.Event().wait())\n"
+            "def wait(left, ready): return wait(left - 1, ready) if left else (ready.set(), threading.Event().wait())\n"
             "for _ in range(3):\n"
             "    ready = threading.Event()\n"
-            "    threading.Thread(target=waits, args=(30, ready), daemon=True).start()\n"
+            "    threading.Thread(target=wait, args=(30, ready), daemon=True).start()\n"
             "    ready.wait()\n"
             "def crashing(): os.kill(os.getpid(), signal.SIGSEGV)\ncrashing()"
         )
@@ -48,7 +48,7 @@ def test_a_crash_is_told_by_the_stack_of_the_thread_that_crashed(tmp_path: Path)
 
     assert told[0].startswith("Fatal Python error")
     assert "in crashing" in told[2]
-    assert not any("in waits" in line for line in told)
+    assert not any("in wait" in line for line in told)
 
 
 def test_long_lines_and_control_characters_are_cut(tmp_path: Path) -> None:
