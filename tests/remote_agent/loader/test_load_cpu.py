@@ -101,6 +101,23 @@ def test_reading_gives_the_same_where_maps_are_refused(tmp_path: Path, offset: i
         assert bytes(bytes_of(loaded.tensors[name]).tolist()) == content
 
 
+def test_each_file_is_announced_before_its_pages_are_touched(tmp_path: Path) -> None:
+    """Whoever dies of a page has said before which file it lies in."""
+    for name in "ab":
+        write(tmp_path / f"{name}.safetensors", serialise([tensor(name, "F32", [1 << 10])]))
+    told: list[str] = []
+
+    load(
+        inspect(tmp_path),
+        open_device("cpu"),
+        WeightsPolicy(),
+        progress=lambda done, total: told.append(f"{done} bytes"),
+        announce=lambda path: told.append(path.name),
+    )
+
+    assert told == ["a.safetensors", "4096 bytes", "b.safetensors", "8192 bytes"]
+
+
 def test_tensors_of_a_map_can_be_written_without_touching_the_file(tmp_path: Path) -> None:
     """The map is copy on write: what a model does to its weights never reaches the checkpoint."""
     path = write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1024])]))
