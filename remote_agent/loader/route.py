@@ -111,13 +111,13 @@ def find_map_refusal(checkpoint: Checkpoint, runtime: Calls, ordinal: int, limit
     return None
 
 
-def _loaded_driver(path: Path | None = None) -> int | None:
+def _loaded_driver() -> int | None:
     """Return the branch of the kernel's driver, which a compatibility package in user space does not change."""
     try:
-        text = (path or DRIVER_VERSION).read_text(encoding="ascii", errors="replace")
+        text = DRIVER_VERSION.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    found = re.search(r"Kernel Module\D*?\s(\d{3,4})\.\d", text)
+    found = re.search(r"Kernel Module.*?\s(\d{3,4})\.\d", text)
     return int(found[1]) if found else None
 
 

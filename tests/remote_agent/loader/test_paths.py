@@ -212,6 +212,26 @@ def old_driver(gpu: FakeGpu, patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(route, "DRIVER_VERSION", version)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.06  Wed Jun 26 06:46:07 UTC 2024", True),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (root@host)", False),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  565.57.01  Release Build  (root@host)", True),
+        ("nothing of that kind", False),
+    ],
+)
+def test_the_kernels_driver_is_told_by_its_own_words(
+    checkpoint: Checkpoint, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_refused: bool
+) -> None:
+    """Both kinds of kernel module name their branch; where it is not told the CUDA driver's version decides."""
+    monkeypatch.setattr(route, "DRIVER_VERSION", write(tmp_path / "version", text.encode()))
+
+    loaded = load_by(gpu, checkpoint, "mapped")
+
+    assert (loaded.path == "staged") is is_refused
+
+
 def set_runtime(**attributes: object) -> Callable[[FakeGpu, pytest.MonkeyPatch, Path], None]:
     def apply(gpu: FakeGpu, patch: pytest.MonkeyPatch, folder: Path) -> None:
         for name, value in attributes.items():
