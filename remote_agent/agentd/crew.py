@@ -19,6 +19,7 @@ from remote_agent.protocol.internal import (
     WorkerFailed,
     WorkerFinding,
     WorkerGo,
+    WorkerMaps,
     WorkerProgress,
     WorkerReady,
     WorkerStage,
@@ -34,6 +35,7 @@ class Crew:
         self._workers: dict[str, Worker] = {}
         self._borrowed: dict[str, Worker] = {}
         self._ready: dict[str, WorkerReady] = {}
+        self._mapped: dict[str, WorkerMaps] = {}
         self._all_ready = asyncio.Event()
         self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -147,6 +149,8 @@ class Crew:
             self._board.from_worker(device, message, worker.zygote_reason)
         elif isinstance(message, WorkerProgress):
             self._services.on_progress(self._board.progress(self._run_uid, device, message))
+        elif isinstance(message, WorkerMaps):
+            self._mapped[device] = message
         elif isinstance(message, WorkerFinding):
             self._services.events.emit(message.finding, self._run_uid)
         elif isinstance(message, WorkerFailed):
@@ -159,4 +163,7 @@ class Crew:
     def _gone(self, device: str, how: str) -> None:
         stage = self._board.current
         detail = f"the worker on {device} {how} during {stage}"
+        mapped = self._mapped.get(device)
+        if mapped is not None and mapped.stage == stage:
+            detail += f"; the file it had mapped last is {mapped.path}"
         self.fail(StageError(Failure("worker_died", detail, stage)))

@@ -32,12 +32,16 @@ class Calls:
     def __call__(self, function: str, *arguments: Any) -> Any:
         """Call ``function`` and return its one result, a tuple of several, or None."""
         code, *results = self.attempt(function, *arguments)
-        if int(code) != 0:
-            name = getattr(code, "name", str(int(code)))
-            raise DeviceError(f"{function} failed: {name} ({int(code)})", function, name)
+        self.check(function, code)
         if not results:
             return None
         return results[0] if len(results) == 1 else tuple(results)
+
+    def check(self, function: str, code: Any) -> None:
+        """Raise DeviceError if ``code``, which ``function`` returned, is not success."""
+        if int(code) != 0:
+            name = getattr(code, "name", str(int(code)))
+            raise DeviceError(f"{function} failed: {name} ({int(code)})", function, name)
 
     def attempt(self, function: str, *arguments: Any) -> tuple[Any, ...]:
         """Call ``function`` and return what it returns, its code first and unchecked.

@@ -1,4 +1,4 @@
-"""Names the filesystem under a path, for messages."""
+"""Names the filesystem under a path, for messages and for what it is known to do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import re
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
+
+WITH_OWN_PAGES = frozenset(
+    ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "erofs", "squashfs", "tmpfs", "ramfs")
+)
+"""Local filesystems whose files' cached pages are their own."""
+
+LOCAL = WITH_OWN_PAGES | {"overlay"}
+"""An overlay's files are another filesystem's, and so are their pages."""
 
 
 def filesystem_of(path: Path, mounts: Path = MOUNTS) -> str:

@@ -1,4 +1,4 @@
-"""The CPU's paths: ``mapped``, views over the files themselves, and ``read``, for where mapping is refused.
+"""The CPU's ``mapped`` path: tensors are views over the files themselves.
 
 Maps are private and copy on write, so nothing can reach the file. Every page is brought in
 during the load (the kernel reports a page that can't be read, where touching it would kill the
@@ -7,26 +7,18 @@ process), so a file cut short fails the load by name. A file cut after the load 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
 import time
-from typing import TYPE_CHECKING
 
 from remote_agent.errors import LoadError
 from remote_agent.loader.checkpoint import Checkpoint
+from remote_agent.loader.filemap import MADV_POPULATE_READ
 from remote_agent.loader.headers import Header
-from remote_agent.loader.plan import Plan, cut_segments
 from remote_agent.loader.problems import shown
-from remote_agent.loader.progress import Progress
+from remote_agent.loader.progress import Announce, Progress
 from remote_agent.loader.shards import OpenShards
-
-if TYPE_CHECKING:
-    import torch
-
-MADV_POPULATE_READ = 22
-"""Linux 5.14; ``mmap`` has no name for it."""
 
 BLOCK_BYTES = 32 << 20
 AHEAD_BLOCKS = 4
@@ -44,7 +36,7 @@ class MapRefused(Exception):
         self.error = error
 
 
-def map_shards(checkpoint: Checkpoint, shards: OpenShards, progress: Progress) -> list[mmap.mmap]:
+def map_shards(checkpoint: Checkpoint, shards: OpenShards, progress: Progress, announce: Announce) -> list[mmap.mmap]:
     """Return one map for each shard with every page of it present.
 
     Raises: MapRefused, LoadError, or what ``progress`` raised.
@@ -53,6 +45,7 @@ def map_shards(checkpoint: Checkpoint, shards: OpenShards, progress: Progress) -
     maps = [_map(header, descriptor) for header, descriptor in zip(checkpoint.shards, shards.descriptors, strict=True)]
     before = 0
     for shard, (header, content) in enumerate(zip(checkpoint.shards, maps, strict=True)):
+        announce(header.path)
         for offset in range(0, header.size_bytes, BLOCK_BYTES):
             length = min(BLOCK_BYTES, header.size_bytes - offset)
             _bring_in(content, shards, shard, header, offset, length)
@@ -77,45 +70,6 @@ def measure_map_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | N
             _bring_in(content, shards, shard, header, 0, length)
             taken_ns = time.perf_counter_ns() - begun
     except (MapRefused, LoadError):
-        return None
-    return length / max(taken_ns, 1) * 1e9
-
-
-def read_shards(
-    checkpoint: Checkpoint, plan: Plan, target: torch.Tensor, shards: OpenShards, progress: Progress
-) -> None:
-    """Read every planned byte into ``target``, a uint8 tensor on the CPU.
-
-    Raises: LoadError, or what ``progress`` raised.
-    """
-    view = memoryview((ctypes.c_ubyte * target.nbytes).from_address(target.data_ptr())).cast("B")
-    segments = cut_segments(checkpoint, BLOCK_BYTES)
-    total = sum(segment.length for segment in segments)
-    done = 0
-    for segment in segments:
-        for offset, length, place in plan.pieces(segment):
-            shards.read(segment.shard, segment.offset + offset, view[place : place + length])
-        done += segment.length
-        progress(done, total)
-
-
-def measure_read_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:
-    """Return the bytes a second at which bytes just read, and so cached, are read again into one small buffer.
-
-    None where that can't be done once more: the load itself is over.
-    """
-    headers = [(header, shard) for shard, header in enumerate(checkpoint.shards) if header.data_bytes]
-    if not headers:
-        return None
-    header, shard = max(headers, key=lambda item: item[0].data_bytes)
-    length = min(header.data_bytes, BLOCK_BYTES)
-    view = memoryview(bytearray(length))
-    try:
-        shards.read(shard, 0, view)
-        begun = time.perf_counter_ns()
-        shards.read(shard, 0, view)
-        taken_ns = time.perf_counter_ns() - begun
-    except LoadError:
         return None
     return length / max(taken_ns, 1) * 1e9
 

@@ -105,12 +105,19 @@ def plan_placement(checkpoint: Checkpoint) -> Plan:
 
 
 def cut_segments(checkpoint: Checkpoint, length: int) -> tuple[Segment, ...]:
-    """Return reads of at most ``length`` bytes that cover every shard's data section."""
-    return tuple(
-        Segment(shard, offset, min(length, header.data_bytes - offset))
-        for shard, header in enumerate(checkpoint.shards)
-        for offset in range(0, header.data_bytes, length)
-    )
+    """Return reads that cover every data section, cut where the offset *in the file* is a multiple of ``length``.
+
+    So a length of whole pages gives segments that share no page, and reads that O_DIRECT can widen to
+    whole blocks without being longer than ``length``.
+    """
+    segments = []
+    for shard, header in enumerate(checkpoint.shards):
+        start = header.data_start
+        while start < header.size_bytes:
+            end = min(start // length * length + length, header.size_bytes)
+            segments.append(Segment(shard, start - header.data_start, end - start))
+            start = end
+    return tuple(segments)
 
 
 def alignment_of(entry: TensorEntry) -> int:

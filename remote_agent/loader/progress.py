@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 INTERVAL_S = 0.05
 
 Progress = Callable[[int, int], None]
+
+Announce = Callable[[Path], None]
+"""Called from any thread before the first page of a shard is mapped."""
 
 
 class Tally:

@@ -1,8 +1,9 @@
-"""Tells how much of a checkpoint lies in the page cache, without reading it.
+"""Tells what of a checkpoint lies in the page cache, range by range.
 
-``mincore`` over a read-only map; where that can't be (a filesystem that refuses maps) or can't
-be trusted (the kernel answers "all of it" for files one neither owns nor may write), single
-pages are asked for with reads that return at once when the page is not there.
+Asked in turn, since none can always be had or believed: ``cachestat`` (Linux 6.5; knows of no page where
+a filesystem lies over another), ``mincore`` (knows of no page in some control groups, and calls every page
+of a file cached that one neither owns nor may write), single reads that return at once where the page
+is not there, and, for a load alone, single reads that are timed. The first that finds a page is believed.
 """
 
 from __future__ import annotations
@@ -10,41 +11,102 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Sequence
+import platform
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from remote_agent.loader.filemap import PAGE_BYTES, FileMap
 from remote_agent.loader.files import describe, open_regular
-from remote_agent.loader.filesystem import filesystem_of
+from remote_agent.loader.filesystem import WITH_OWN_PAGES, filesystem_of
 from remote_agent.loader.headers import Header
 
-WINDOW_BYTES = 1 << 30
-PROBES = 64
-"""Pages asked for in one file when ``mincore`` can't be used."""
+RANGE_BYTES = 8 << 20
+"""A load is told about ranges of this size, counted from the beginning of a file."""
 
-PROT_READ = 1
-MAP_SHARED = 1
+WHOLLY_CACHED = 0.99
+
+WINDOW_BYTES = 1 << 30
+SAMPLE_BYTES = 64 << 10
+SAMPLES = 4
+"""``mincore`` takes milliseconds a gigabyte: during a load it is asked about so many samples of each range."""
+
+PROBES = 64
+"""Pages asked for in one file; only where one of them is there is every range asked about.
+A page that is not there is on its way in afterwards."""
+
+TIMED_READS = 16
+CACHED_READ_NS = 30_000
+"""A page comes from memory within some microseconds, from a disk not within fifty."""
+
+CACHESTAT = 451
+MACHINES_WITH_CACHESTAT = ("x86_64", "aarch64")
 
 
 @dataclass(frozen=True)
 class Residency:
     """``cached_bytes`` of the data sections are in memory; None if nobody can tell.
 
-    ``how``: ``mincore``, ``probes`` or ``unknown``; ``reason`` why it is not ``mincore``.
+    ``how``: ``cachestat``, ``mincore``, ``probes``, or ``unknown``; ``reason`` why not the one before it.
     """
 
     cached_bytes: int | None
-    how: str = "mincore"
+    how: str = "cachestat"
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class RangeResidency:
+    """``shares[i]``: how much of range ``i`` is in memory, 0 to 1; all 0 if nobody can tell (``unknown``)."""
+
+    shares: tuple[float, ...]
+    how: str
+    reason: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all of the file is in memory."""
+        return all(share >= WHOLLY_CACHED for share in self.shares)
+
+    def is_cached(self, offset: int, length: int) -> bool:
+        """Return whether bytes ``offset..offset+length`` of the file, counted as the ranges are, are all in memory."""
+        first, last = offset // RANGE_BYTES, (offset + length - 1) // RANGE_BYTES
+        return all(share >= WHOLLY_CACHED for share in self.shares[first : last + 1])
+
+
+Range = tuple[int, int]
+"""Offset in the file and length, both in bytes."""
+
+Ask = Callable[[int, Sequence[Range]], "list[float]"]
+"""Returns the cached share of each range. Raises: OSError where it can't be asked."""
+
+
 def measure_residency(headers: Sequence[Header]) -> Residency:
-    """Return how much of the headers' data sections is cached. Raises: CheckpointError if a file is gone."""
+    """Return how much of the headers' data sections is cached, without reading.
+
+    Raises: CheckpointError if a file is gone.
+    """
     found = [_measure_file(header) for header in headers]
     reason = next((one.reason for one in found if one.reason is not None), None)
     known = [one.cached_bytes for one in found if one.cached_bytes is not None]
     if len(known) < len(found):
         return Residency(None, "unknown", reason)
-    return Residency(sum(known), "probes" if any(one.how == "probes" for one in found) else "mincore", reason)
+    ways = {one.how for one in found}
+    how = next((way for way in ("probes", "mincore") if way in ways), "cachestat")
+    return Residency(sum(known), how, reason)
+
+
+def measure_ranges(header: Header, descriptor: int) -> RangeResidency:
+    """Return how much of each range of an open shard is cached; takes about a millisecond a gigabyte."""
+    ranges = _cut(0, header.size_bytes, RANGE_BYTES)
+    asked: list[tuple[str, Ask]] = [
+        ("cachestat", _cachestat),
+        ("mincore", _sampled_mincore),
+        ("probes", _probe),
+        ("timed", _time_reads),
+    ]
+    return _first_believed(header, descriptor, ranges, asked)
 
 
 def _measure_file(header: Header) -> Residency:
@@ -52,63 +114,140 @@ def _measure_file(header: Header) -> Residency:
         return Residency(0)
     descriptor = open_regular(header.path)
     try:
-        status = os.fstat(descriptor)
-        if status.st_size < header.size_bytes:
+        if os.fstat(descriptor).st_size < header.size_bytes:
             return Residency(None, "unknown", f"{header.path.name} became shorter")
-        if status.st_uid != os.geteuid() and not os.access(header.path, os.W_OK):
-            return _probe(descriptor, header, "mincore is not told about files of others")
-        try:
-            cached = _mincore(descriptor, header)
-        except OSError as error:
-            reason = f"mmap refused on {filesystem_of(header.path)}: {describe(error)}"
-            return _probe(descriptor, header, reason)
-        if cached:
-            return Residency(cached)
-        # In some control groups mincore knows of no page of a file that is cached whole.
-        probed = _probe(descriptor, header, "mincore says that nothing is cached, and reads found pages at once")
-        return probed if probed.cached_bytes else Residency(0)
+        ranges = _cut(header.data_start, header.size_bytes, max(header.data_bytes // PROBES, PAGE_BYTES))
+        asked: list[tuple[str, Ask]] = [("cachestat", _cachestat), ("mincore", _mincore), ("probes", _probe)]
+        found = _first_believed(header, descriptor, ranges, asked)
     finally:
         os.close(descriptor)
+    if found.how == "unknown":
+        return Residency(None, "unknown", found.reason)
+    cached = sum(share * length for share, (_, length) in zip(found.shares, ranges, strict=True))
+    return Residency(min(round(cached), header.data_bytes), found.how, found.reason)
 
 
-def _mincore(descriptor: int, header: Header) -> int:
-    """Return the cached bytes of a data section. Raises: OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    page = os.sysconf("SC_PAGE_SIZE")
-    first = header.data_start // page * page
-    cached = 0
-    for start in range(first, header.size_bytes, WINDOW_BYTES):
-        length = min(WINDOW_BYTES, header.size_bytes - start)
-        address = libc.mmap(None, length, PROT_READ, MAP_SHARED, descriptor, start)
-        if address is None or address == ctypes.c_void_p(-1).value:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        try:
-            pages = (ctypes.c_ubyte * ((length + page - 1) // page))()
-            if libc.mincore(address, length, pages) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            cached += bytes(pages).count(1) * page
-        finally:
-            libc.munmap(address, length)
-    return min(cached, header.data_bytes)
+def _cut(start: int, end: int, length: int) -> list[Range]:
+    return [(offset, min(length, end - offset)) for offset in range(start, end, length)]
 
 
-def _probe(descriptor: int, header: Header, reason: str) -> Residency:
-    count = min(PROBES, max(1, header.data_bytes // 4096))
-    step = header.data_bytes / count
-    buffer = bytearray(1)
-    hits = 0
-    for number in range(count):
-        offset = header.data_start + int(step * (number + 0.5))
-        try:
-            hits += os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
-        except BlockingIOError:
+def _first_believed(
+    header: Header, descriptor: int, ranges: Sequence[Range], asked: Sequence[tuple[str, Ask]]
+) -> RangeResidency:
+    """Return the first answer that finds a page, else the first answer there is."""
+    reasons: list[str] = []
+    nothing: RangeResidency | None = None
+    for how, ask in asked:
+        if how == "mincore" and not _is_told_by_mincore(header, descriptor):
+            reasons.append("mincore is not told about files of others")
             continue
+        try:
+            shares = ask(descriptor, ranges)
         except OSError as error:
-            unsupported = error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-            why = "cached pages can't be asked for" if unsupported else describe(error)
-            return Residency(None, "unknown", f"{reason}; {why}")
-    return Residency(header.data_bytes * hits // count, "probes", reason)
+            reasons.append(_refusal(how, header, error))
+            continue
+        if any(shares):
+            return RangeResidency(tuple(shares), how, "; ".join(reasons) or None)
+        nothing = nothing or RangeResidency(tuple(shares), how, "; ".join(reasons) or None)
+        reasons.append(f"{how} says that nothing is cached")
+        if how == "probes" or (how == "cachestat" and filesystem_of(header.path) in WITH_OWN_PAGES):
+            break  # that is the truth, and each probe would bring a page in
+    return nothing or RangeResidency((0.0,) * len(ranges), "unknown", "; ".join(reasons) or None)
+
+
+def _refusal(how: str, header: Header, error: OSError) -> str:
+    if how == "mincore":
+        return f"mmap refused on {filesystem_of(header.path)}: {describe(error)}"
+    if how == "probes" and error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+        return "cached pages can't be asked for"
+    return f"{how}: {describe(error)}"
+
+
+def _is_told_by_mincore(header: Header, descriptor: int) -> bool:
+    return os.fstat(descriptor).st_uid == os.geteuid() or os.access(header.path, os.W_OK)
+
+
+class _CacheRange(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _CacheStat(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently"))
+
+
+def _cachestat(descriptor: int, ranges: Sequence[Range]) -> list[float]:
+    if platform.machine() not in MACHINES_WITH_CACHESTAT:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    libc = ctypes.CDLL(None, use_errno=True)
+    shares = []
+    for offset, length in ranges:
+        asked, told = _CacheRange(offset, length), _CacheStat()
+        number = ctypes.c_long(CACHESTAT)
+        if libc.syscall(number, descriptor, ctypes.byref(asked), ctypes.byref(told), 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        shares.append(min(1.0, told.cached / _pages_in(offset, length)))
+    return shares
+
+
+def _mincore(descriptor: int, ranges: Sequence[Range]) -> list[float]:
+    """Ask about every page; adjoining ranges share windows of the map."""
+    return [_mincore_share(descriptor, offset, length) for offset, length in ranges]
+
+
+def _mincore_share(descriptor: int, offset: int, length: int) -> float:
+    first = offset // PAGE_BYTES * PAGE_BYTES
+    cached = 0
+    for start, window in _cut(first, offset + length, WINDOW_BYTES):
+        with FileMap(descriptor, window, start) as content:
+            cached += content.count_cached(0, window)
+    return min(1.0, cached / _pages_in(offset, length))
+
+
+def _sampled_mincore(descriptor: int, ranges: Sequence[Range]) -> list[float]:
+    if not ranges:
+        return []
+    shares = []
+    with FileMap(descriptor, ranges[-1][0] + ranges[-1][1]) as content:
+        for offset, length in ranges:
+            sample = min(SAMPLE_BYTES, length)
+            step = (length - sample) // max(SAMPLES - 1, 1) // PAGE_BYTES * PAGE_BYTES
+            places = {offset + number * step for number in range(SAMPLES)}
+            cached = sum(content.count_cached(place, sample) for place in places)
+            shares.append(cached / (len(places) * _pages_in(0, sample)))
+    return shares
+
+
+def _probe(descriptor: int, ranges: Sequence[Range]) -> list[float]:
+    """Ask for one page in the middle of each range; a few ranges decide whether there is more to ask for."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # or a page that is not there brings in its neighbours
+    try:
+        few = ranges[:: max(1, len(ranges) // PROBES)]
+        if len(few) < len(ranges) and not any(_is_there(descriptor, one) for one in few):
+            return [0.0] * len(ranges)
+        return [_is_there(descriptor, one) for one in ranges]
+    finally:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_NORMAL)
+
+
+def _is_there(descriptor: int, asked: Range) -> float:
+    offset, length = asked
+    try:
+        return float(os.preadv(descriptor, [bytearray(1)], offset + length // 2, os.RWF_NOWAIT))
+    except BlockingIOError:
+        return 0.0
+
+
+def _time_reads(descriptor: int, ranges: Sequence[Range]) -> list[float]:
+    """Read a page in the middle of some ranges; each stands for those up to the next one."""
+    numbers = list(range(0, len(ranges), max(1, len(ranges) // TIMED_READS)))
+    found = []
+    for number in numbers:
+        offset, length = ranges[number]
+        begun = time.perf_counter_ns()
+        os.preadv(descriptor, [bytearray(1)], offset + length // 2)
+        found.append(float(time.perf_counter_ns() - begun < CACHED_READ_NS))
+    return [found[bisect_right(numbers, number) - 1] for number in range(len(ranges))]
+
+
+def _pages_in(offset: int, length: int) -> int:
+    return max(1, (offset + length + PAGE_BYTES - 1) // PAGE_BYTES - offset // PAGE_BYTES)

@@ -37,7 +37,7 @@ class OpenShards:
                 if known:
                     _compare(header, header.identity, _known(known, header))
                 self.descriptors.append(_open(header.path))
-                self._check(len(self.descriptors) - 1)
+                self.check(len(self.descriptors) - 1)
         except BaseException:
             self.close()
             raise
@@ -64,19 +64,32 @@ class OpenShards:
         try:
             got = read_into(self.descriptors[shard], header.data_start + offset, view)
         except OSError as error:
-            place = header.data_start + offset
-            raise LoadError(
-                f"{_name(header)}: can't be read at byte {place}: {describe(error)}", "unreadable"
-            ) from error
+            raise self.unreadable(shard, header.data_start + offset, error) from error
         if got < len(view):
-            self._check(shard)
-            place = header.data_start + offset + got
-            raise LoadError(f"{_name(header)}: ended at byte {place} of {header.size_bytes}", "short_read")
+            raise self.ended_early(shard, header.data_start + offset + got)
+
+    def read_ahead(self, shard: int, place: int, length: int) -> None:
+        """Let the kernel bring ``length`` bytes from byte ``place`` of the file into the page cache; waits for none."""
+        os.posix_fadvise(self.descriptors[shard], place, length, os.POSIX_FADV_WILLNEED)
+
+    def unreadable(self, shard: int, place: int, error: OSError) -> LoadError:
+        """Return the error of a shard that can't be read at byte ``place`` of the file."""
+        name = _name(self._headers[shard])
+        return LoadError(f"{name}: can't be read at byte {place}: {describe(error)}", "unreadable")
+
+    def ended_early(self, shard: int, place: int) -> LoadError:
+        """Return the error of a shard that ends at byte ``place`` of the file: that it changed, if it did."""
+        try:
+            self.check(shard)
+        except LoadError as change:
+            return change
+        header = self._headers[shard]
+        return LoadError(f"{_name(header)}: ended at byte {place} of {header.size_bytes}", "short_read")
 
     def check_unchanged(self) -> None:
         """Compare every shard, by descriptor and by name, with what it was. Raises: LoadError (``changed``)."""
         for shard, header in enumerate(self._headers):
-            self._check(shard)
+            self.check(shard)
             try:
                 status = header.path.stat()
             except OSError as error:
@@ -84,7 +97,8 @@ class OpenShards:
                 raise LoadError(text, "changed") from error
             _compare(header, identity_of(header.identity.path, status), header.identity)
 
-    def _check(self, shard: int) -> None:
+    def check(self, shard: int) -> None:
+        """Compare one shard, by descriptor, with what it was. Raises: LoadError (``changed``)."""
         header = self._headers[shard]
         now = identity_of(header.identity.path, os.fstat(self.descriptors[shard]))
         _compare(header, now, header.identity)

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, Union
 
-from remote_agent.protocol.internal import InternalMessage, WorkerProgress, WorkerStage
+from remote_agent.loader.problems import shown
+from remote_agent.protocol.internal import InternalMessage, WorkerMaps, WorkerProgress, WorkerStage
 from remote_agent.protocol.messages import StageStatus
 
 PROGRESS_INTERVAL_NS = 100_000_000
@@ -25,7 +27,10 @@ class Synchronisable(Protocol):
 
 @dataclass
 class Measure:
-    """What a stage says about itself while its span is open; reported when it closes."""
+    """What a stage says about itself while its span is open; reported when it closes.
+
+    ``announce`` tells at once, from any thread, which file's pages may be touched from now on.
+    """
 
     start_mono_ns: int
     status: StageStatus = StageStatus.DONE
@@ -35,6 +40,7 @@ class Measure:
     path: str | None = None
     reason: str | None = None
     extra: dict[str, Fact] = field(default_factory=dict)
+    announce: Callable[[Path], None] = lambda path: None
 
 
 class Stages:
@@ -56,6 +62,7 @@ class Stages:
         ``device`` is synchronised before the span closes; a span left by an exception is ``failed``.
         """
         measure = Measure(self._now_ns() if start_mono_ns is None else start_mono_ns)
+        measure.announce = lambda path: self._send(WorkerMaps(stage, shown(str(path), 400)))
         self.current, self._last_progress_ns = stage, 0
         self._send(WorkerStage(stage, StageStatus.RUNNING, measure.start_mono_ns))
         status = StageStatus.FAILED

@@ -26,7 +26,7 @@ def load_weights(
     """
     found = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
     identities = shards or found.identities
-    loaded = load(found, device, recipe.weights, progress=progress, identities=identities)
+    loaded = load(found, device, recipe.weights, progress=progress, identities=identities, announce=measure.announce)
     measure.bytes = loaded.bytes
     measure.rate_bytes_s = loaded.rate_bytes_s
     measure.ceiling_bytes_s = loaded.ceiling_bytes_s

@@ -125,6 +125,14 @@ class WorkerProgress:
 
 
 @dataclass(frozen=True)
+class WorkerMaps:
+    """From now on this worker may touch pages of ``path``: where it dies of a signal, that is where to look."""
+
+    stage: str
+    path: str
+
+
+@dataclass(frozen=True)
 class WorkerFinding:
     finding: Finding
 
@@ -163,7 +171,7 @@ class SamplerReport:
 
 InternalMessage = Union[
     PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerGo, WorkerStage,
-    WorkerProgress, WorkerFinding, WorkerReady, WorkerFailed, WorkerRelease, SamplerReport,
+    WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerFailed, WorkerRelease, SamplerReport,
 ]  # fmt: skip
 
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}

@@ -1,23 +1,29 @@
 """A CUDA runtime and driver in plain Python that keep the real ones' rules and their laziness.
 
 Copies run only when something waits for them, so a buffer that is filled again too early
-corrupts the data, as it would on a GPU. Every object must be given back; every call may be
-made to fail. Device memory is torch memory of the CPU.
+corrupts the data, as it would on a GPU. Registering a map pins its pages as the driver does:
+a page beyond the file's end is refused, and one that the file loses later keeps its bytes. Every
+object must be given back; every call may be made to fail. Device memory is torch memory of the CPU.
 """
 
 from __future__ import annotations
 
 import ctypes
 import enum
+import mmap
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from remote_agent.devices.cuda import CudaDevice
+from remote_agent.loader.filemap import PAGE_BYTES
+from remote_agent.loader.limits import Cut, LoaderLimits
 from remote_agent.loader.ring import PinnedRing
 
 ALLOCATION_STREAM = 7
@@ -30,9 +36,17 @@ UUID_TEXT = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 class Code(enum.IntEnum):
     success = 0
     invalid_value = 1
+    memory_allocation = 2
     not_initialised = 3
     illegal_access = 700
+    already_registered = 712
+    not_registered = 713
     unspecified_failure = 719
+    not_supported = 801
+
+
+READ_ONLY = 8
+"""``cudaHostRegisterReadOnly``."""
 
 
 class FakeStream:
@@ -58,16 +72,23 @@ class FakeEvent:
 class FakeRuntime:
     """Implements the calls of ``cuda.bindings.runtime`` that the agent uses.
 
-    ``fail_at``: the number of the call that fails, counted from 0, or a name of which every call fails.
+    ``fail_at``: the number of the call that fails, counted from 0, or a name of which every call fails, with
+    ``fail_with``. ``registers``: whether the device says that it registers read-only memory.
     """
 
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1)
+    cudaDeviceAttr = SimpleNamespace(cudaDevAttrHostRegisterReadOnlySupported=113)
 
-    def __init__(self, fail_at: int | str | None = None) -> None:
+    def __init__(self, fail_at: int | str | None = None, fail_with: Code = Code.illegal_access) -> None:
         self._lock = threading.RLock()
         self._local = threading.local()
         self._next = 1000
-        self.fail_at = fail_at
+        self.fail_at, self.fail_with = fail_at, fail_with
+        self.registers, self.version = True, 13000
+        self.bus_id = b"0000:1b:00.0\0"
+        self.registered: dict[int, bytes] = {}
+        self.most_registered = 0
+        self.on_register: Callable[[int], None] = lambda address: None
         self.calls: Counter[str] = Counter()
         self.failed_call: str | None = None
         self.pinned: dict[int, Any] = {}
@@ -79,7 +100,9 @@ class FakeRuntime:
 
     def leaks(self) -> list[str]:
         """Return what was made and not given back."""
-        left = {"pinned": self.pinned, "streams": self.streams, "events": self.events}
+        left = {
+            "pinned": self.pinned, "streams": self.streams, "events": self.events, "registered": self.registered
+        }  # fmt: skip
         return [f"{len(what)} {name}" for name, what in left.items() if what]
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
@@ -93,11 +116,10 @@ class FakeRuntime:
                 self.calls[name] += 1
                 if self.fail_at in (number, name):
                     self.failed_call = name
-                    if "Destroy" in name or name == "cudaFreeHost":
-                        implementation(self, *arguments)  # the driver gives it back and reports an older error
-                    return (
-                        (Code.illegal_access, None) if "Create" in name or "Alloc" in name else (Code.illegal_access,)
-                    )
+                    if name in ("cudaFreeHost", "cudaHostUnregister") or "Destroy" in name or "Synchronize" in name:
+                        implementation(self, *arguments)  # the driver does it and reports an older error
+                    gives = any(word in name for word in ("Create", "Alloc", "Get"))
+                    return (self.fail_with, None) if gives else (self.fail_with,)
                 return implementation(self, *arguments)
 
         return call
@@ -115,7 +137,7 @@ class FakeRuntime:
         return (Code.success,)
 
     def do_cudaHostAlloc(self, size: int, flags: int) -> tuple[Code, int]:
-        memory = ctypes.create_string_buffer(size)
+        memory = (ctypes.c_ubyte * size).from_buffer(mmap.mmap(-1, size))  # begins on a page, as the driver's does
         address = ctypes.addressof(memory)
         self.pinned[address] = memory
         return Code.success, address
@@ -175,16 +197,97 @@ class FakeRuntime:
             return self._complain("a thread copies without having set its device")
         if length <= 0:
             return self._complain("a copy of no bytes")
-        if not any(address <= source and source + length <= address + len(m) for address, m in self.pinned.items()):
-            return self._complain("the source is not pinned")
+        read = self._source(source, length)
+        if read is None:
+            return self._complain("the source is neither pinned nor within one registration")
         inside = [a <= target and target + length <= a + size for a, size in self.device_memory]
         if True not in inside:
             return self._complain("the target is no device memory")
         if len(inside) - inside[::-1].index(True) > self.streams[stream].ordered_behind:
             return self._complain("a copy into memory that its last user may still write")
         self.copied_bytes += length
-        self.streams[stream].queue.append(lambda: ctypes.memmove(target, source, length))
+        self.streams[stream].queue.append(lambda: read(target))
         return (Code.success,)
+
+    def _source(self, source: int, length: int) -> Callable[[int], None] | None:
+        """Return what copies from host memory to a target, when the copy's turn has come."""
+        if any(address <= source and source + length <= address + len(m) for address, m in self.pinned.items()):
+            return lambda target: _move(target, source, length)
+        for address, content in self.registered.items():
+            if address <= source and source + length <= address + len(content):
+                return partial(self._copy_registered, address, source - address, length)
+        return None
+
+    def _copy_registered(self, address: int, start: int, length: int, target: int) -> None:
+        content = self.registered.get(address)
+        if content is None:
+            self.errors.append("unregistered while a copy out of it was queued")
+        elif not _is_mapped(address, len(content)):
+            self.errors.append("unmapped while a copy out of it was queued")
+        else:
+            ctypes.memmove(target, content[start : start + length], length)
+
+    def do_cudaHostRegister(self, address: int, length: int, flags: int) -> tuple[Code]:
+        if getattr(self._local, "device", None) is None:
+            return self._complain("a thread registers without having set its device")
+        if address % PAGE_BYTES or length % PAGE_BYTES or length <= 0:
+            return self._complain("a registration of no whole pages")
+        if any(a < address + length and address < a + len(content) for a, content in self.registered.items()):
+            self.errors.append("registered twice")
+            return (Code.already_registered,)
+        self.on_register(address)
+        if not self.registers:
+            return (Code.not_supported,)
+        if flags != READ_ONLY or not _is_mapped(address, length):
+            return self._complain("not the flag or the map for read-only memory")
+        content = _pin(address, length)
+        if len(content) < length:
+            return (Code.invalid_value,)
+        self.registered[address] = content
+        self.most_registered = max(self.most_registered, sum(map(len, self.registered.values())))
+        return (Code.success,)
+
+    def do_cudaHostUnregister(self, address: int) -> tuple[Code]:
+        if self.registered.pop(address, None) is None:
+            self.errors.append("unregistered what was not registered")
+            return (Code.not_registered,)
+        return (Code.success,)
+
+    def do_cudaGetLastError(self) -> tuple[Code]:
+        return (Code.success,)
+
+    def do_cudaDeviceGetAttribute(self, attribute: int, ordinal: int) -> tuple[Code, int]:
+        return (Code.success, int(self.registers)) if attribute == 113 else (Code.invalid_value, 0)
+
+    def do_cudaDriverGetVersion(self) -> tuple[Code, int]:
+        return Code.success, self.version
+
+    def do_cudaDeviceGetPCIBusId(self, length: int, ordinal: int) -> tuple[Code, bytes]:
+        return Code.success, self.bus_id
+
+
+def _move(target: int, source: int, length: int) -> None:
+    ctypes.memmove(target, source, length)
+
+
+def _pin(address: int, length: int) -> bytes:
+    """Return what lies at an address, or less where touching it would kill the process."""
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        try:
+            return os.pread(memory.fileno(), length, address)
+        except OSError:
+            return b""
+
+
+def _is_mapped(address: int, length: int) -> bool:
+    """Return whether a range lies within one map that is shared and read-only."""
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
+        for line in maps:
+            place, mode = line.split()[:2]
+            first, last = (int(end, 16) for end in place.split("-"))
+            if first <= address and address + length <= last:
+                return mode == "r--s"
+    return False
 
 
 class FakeDriver:
@@ -232,6 +335,8 @@ class FakeGpu(CudaDevice):
 
     buffer_bytes = 4096
     lanes = 3
+    registration_bytes = 16384
+    registered_bytes: int | None = None
 
     def __init__(self, runtime: FakeRuntime, driver: FakeDriver | None = None, name: str = "cuda:0") -> None:
         self.fake_driver = driver or FakeDriver()
@@ -246,7 +351,9 @@ class FakeGpu(CudaDevice):
         """There is no GPU for torch to wake."""
 
     def make_ring(self) -> PinnedRing:
-        return PinnedRing(self.runtime, self.ordinal, self.lanes, 2, self.buffer_bytes)
+        cut = Cut(self.lanes, 2, self.buffer_bytes)
+        limits = LoaderLimits(cut, cut, cut, self.registration_bytes, self.registered_bytes)
+        return PinnedRing(self.runtime, self.ordinal, limits)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         # 0xEE where nothing is copied; the base is aligned as an allocator on a GPU aligns it

@@ -85,7 +85,7 @@ def test_load_exits_1_on_a_mismatch(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tensor that is not what the library reads is named, and exit 1."""
-    import remote_agent.loader.load as loading
+    import remote_agent.loader.onto_cpu as loading
 
     real = loading.view_of
     monkeypatch.setattr(loading, "view_of", lambda content, entry: real(content.clone().fill_(7), entry))

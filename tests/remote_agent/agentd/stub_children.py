@@ -24,6 +24,7 @@ from remote_agent.protocol.internal import (
     WorkerFinding,
     WorkerGo,
     WorkerJob,
+    WorkerMaps,
     WorkerProgress,
     WorkerReady,
     WorkerRelease,
@@ -153,6 +154,9 @@ def misbehave(line: Line, act: str, name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif act == "sigsegv":
         os.kill(os.getpid(), signal.SIGSEGV)
+    elif act == "sigbus":
+        line.send(WorkerMaps(name, "/models/cut.safetensors"))
+        os.kill(os.getpid(), signal.SIGBUS)
     elif act == "exit":
         os._exit(3)
     elif act == "fail":

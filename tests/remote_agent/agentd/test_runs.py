@@ -252,6 +252,7 @@ def stage_pid(detail: str) -> int:
         ("sigkill:weights", "killed (SIGKILL)"),
         ("sigsegv:compile", "killed (SIGSEGV)"),
         ("exit:assign", "exited with code 3"),
+        ("sigbus:weights", "(SIGBUS) during weights; the file it had mapped last is /models/cut.safetensors"),
     ],
 )
 def test_a_worker_that_dies_fails_its_run_with_how_where_and_its_last_words(

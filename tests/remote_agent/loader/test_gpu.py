@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,14 @@ from remote_agent.devices.cuda import CudaDevice
 from remote_agent.errors import DeviceError, LoadError
 from remote_agent.loader.checkpoint import Checkpoint, inspect
 from remote_agent.loader.dtypes import DTYPES
-from remote_agent.loader.load import load
+from remote_agent.loader.limits import LoaderLimits
+from remote_agent.loader.load import Loaded, load
+from remote_agent.loader.residency import measure_residency
 from remote_agent.loader.ring import PinnedRing
 from remote_agent.loader.verify import verify
 from remote_agent.loader.views import bytes_of
 from remote_agent.protocol.messages import WeightsPolicy
+from tests.remote_agent.loader.caches_by_hand import drop_from_cache
 from tests.remote_agent.loader.files_by_hand import serialise, tensor, write
 
 pytestmark = pytest.mark.gpu
@@ -44,16 +49,40 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return inspect(root)
 
 
-def test_a_large_checkpoint_arrives_byte_for_byte(gpu: CudaDevice, large: Checkpoint) -> None:
+PATHS = ("auto", "mapped", "staged", "direct")
+
+
+def load_by(gpu: CudaDevice, checkpoint: Checkpoint, path: str, page_cache: str = "keep") -> Loaded:
+    """Load by a path; skip the test where this host can't register files, or read past its cache, and says so."""
+    policy = WeightsPolicy(path=path, page_cache=page_cache)  # type: ignore[arg-type]
+    loaded = load(checkpoint, gpu, policy, progress=lambda *_: None)
+    if loaded.reason is not None and path in ("mapped", "direct"):
+        assert "refused" in loaded.reason
+        assert verify(checkpoint, loaded.tensors).is_equal
+        pytest.skip(loaded.reason)
+    return loaded
+
+
+def maps_of(checkpoint: Checkpoint) -> list[str]:
+    names = [str(header.path) for header in checkpoint.shards]
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if line.split()[-1] in names]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_large_checkpoint_arrives_byte_for_byte(gpu: CudaDevice, large: Checkpoint, path: str) -> None:
     """Many times the ring goes through it, three loads in a row, each equal to the library's."""
     for _ in range(3):
         seen: list[tuple[int, int]] = []
-        loaded = load(large, gpu, WeightsPolicy(), progress=lambda done, total, seen=seen: seen.append((done, total)))
+        load_by(gpu, large, path)  # skips what this host can't do
+        policy = WeightsPolicy(path=path)  # type: ignore[arg-type]
+        loaded = load(large, gpu, policy, progress=lambda done, total, seen=seen: seen.append((done, total)))
 
         result = verify(large, loaded.tensors)
         assert result.mismatches == ()
         assert result.verified == large.tensors
-        assert loaded.path == "staged"
+        assert path in ("auto", loaded.path)
+        assert sum(loaded.counters[f"{way}_bytes"] for way in ("mapped", "staged", "direct")) == large.bytes
+        assert maps_of(large) == []
         assert loaded.rate_bytes_s is not None
         assert loaded.ceiling_bytes_s is not None
         assert loaded.counters["odd_tensors"] == 1
@@ -62,29 +91,104 @@ def test_a_large_checkpoint_arrives_byte_for_byte(gpu: CudaDevice, large: Checkp
         del loaded
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("offset", range(0, 17, 4))
-def test_every_dtype_arrives_byte_for_byte(gpu: CudaDevice, tmp_path: Path, offset: int) -> None:
+def test_every_dtype_arrives_byte_for_byte(gpu: CudaDevice, tmp_path: Path, path: str, offset: int) -> None:
     """Each dtype that torch has is on the GPU with its bytes, wherever it lay in the file."""
     tensors = [tensor("head", "U8", [offset])]
     for seed, dtype in enumerate(DTYPES, 2):
         tensors += [tensor(dtype, dtype, [3, 4], seed), tensor(f"{dtype}.none", dtype, [0, 7])]
     checkpoint = inspect(write(tmp_path / "x.safetensors", serialise(tensors, pad=0)))
 
-    loaded = load(checkpoint, gpu, WeightsPolicy(), progress=lambda *_: None)
+    loaded = load_by(gpu, checkpoint, path)
 
     for name, _, _, content in tensors:
         assert loaded.tensors[name].is_cuda
         assert bytes(bytes_of(loaded.tensors[name]).tolist()) == content
 
 
+def test_what_is_not_cached_goes_past_the_cache_when_asked(gpu: CudaDevice, large: Checkpoint) -> None:
+    """Of two shards, one dropped: bypassing reads that one from the disk and leaves it there, keeping brings it in."""
+    drop_from_cache(large.shards[0].path)
+
+    bypassed = load_by(gpu, large, "auto", "bypass")
+    after = measure_residency(large.shards).cached_bytes
+    kept = load_by(gpu, large, "auto", "keep")
+
+    for loaded in (bypassed, kept):
+        assert verify(large, loaded.tensors).is_equal
+    assert bypassed.counters["direct_bytes"] == large.shards[0].data_bytes
+    assert bypassed.counters["cached_bytes"] == large.shards[1].data_bytes
+    assert after is not None
+    assert after < large.bytes
+    assert kept.counters["direct_bytes"] == 0
+    assert measure_residency(large.shards).cached_bytes == large.bytes
+
+
+def test_no_more_is_registered_at_once_than_allowed(large: Checkpoint) -> None:
+    """Registrations given back while later segments are copied corrupt nothing."""
+
+    class Careful(CudaDevice):
+        def make_ring(self) -> PinnedRing:
+            return PinnedRing(self.runtime, self.ordinal, LoaderLimits(registered_bytes=64 << 20))
+
+    device = Careful("cuda:0")
+    device.initialise()
+    device.open_context()
+
+    loaded = load_by(device, large, "mapped")
+
+    assert verify(large, loaded.tensors).is_equal
+    assert maps_of(large) == []
+    device.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_file_cut_short_during_the_load_fails_it_by_name(gpu: CudaDevice, tmp_path: Path, path: str) -> None:
+    """No signal, no stuck device: the error names the file, and the next load is whole."""
+    for name in "ab":
+        write(tmp_path / f"{name}.safetensors", serialise([tensor(name, "F32", [16 << 20])]))
+    checkpoint = inspect(tmp_path)
+    victim = checkpoint.shards[1].path
+    content = victim.read_bytes()
+    load_by(gpu, checkpoint, path)  # skips what this host can't do
+
+    with pytest.raises(LoadError) as caught:
+        load(
+            checkpoint,
+            gpu,
+            WeightsPolicy(path=path),  # type: ignore[arg-type]
+            progress=lambda done, total: os.truncate(victim, 100),
+        )
+
+    assert caught.value.code == "changed"
+    assert str(victim) in str(caught.value)
+    caught.value.__traceback__ = None
+    del caught
+    assert maps_of(checkpoint) == []
+    write(victim, content)
+    again = inspect(tmp_path)
+    assert verify(again, load_by(gpu, again, path).tensors).is_equal
+
+
+def test_loads_at_once_share_the_gpu_and_the_files(gpu: CudaDevice, large: Checkpoint) -> None:
+    """Threads that load the same files onto one GPU each get their bytes."""
+    with ThreadPoolExecutor(3) as pool:
+        loads = [pool.submit(load_by, gpu, large, path) for path in ("auto", "staged", "auto")]
+        loaded = [one.result() for one in loads]
+
+    assert all(verify(large, one.tensors).is_equal for one in loaded)
+    assert maps_of(large) == []
+
+
 def test_memory_in_use_on_torchs_stream_is_not_overwritten_early(gpu: CudaDevice, large: Checkpoint) -> None:
     """Memory that torch hands out while its last user still runs is written only behind that user."""
-    for _ in range(5):
+    for path in (*PATHS, "auto"):
         held = torch.zeros(large.bytes + 4096, dtype=torch.uint8, device=gpu.torch_device)
         for _ in range(40):
             held.add_(1)
         del held
-        loaded = load(large, gpu, WeightsPolicy(), progress=lambda *_: None)
+        loaded = load(large, gpu, WeightsPolicy(path=path), progress=lambda *_: None)  # type: ignore[arg-type]
         assert verify(large, loaded.tensors).is_equal
 
 
@@ -101,7 +205,7 @@ def test_a_load_given_up_leaves_no_thread_and_no_memory(gpu: CudaDevice, large: 
 
     caught.value.__traceback__ = None
     del caught
-    assert not any(thread.name.startswith("staged") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("load-") for thread in threading.enumerate())
     loaded = load(large, gpu, WeightsPolicy(), progress=lambda *_: None)
     assert verify(large, loaded.tensors).is_equal
     del loaded

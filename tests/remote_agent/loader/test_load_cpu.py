@@ -18,10 +18,13 @@ from remote_agent.errors import LoadError
 from remote_agent.loader import mapped
 from remote_agent.loader.checkpoint import Checkpoint, inspect
 from remote_agent.loader.dtypes import DTYPES
+from remote_agent.loader.filesystem import filesystem_of
 from remote_agent.loader.load import Loaded, load
+from remote_agent.loader.residency import measure_residency
 from remote_agent.loader.verify import verify
 from remote_agent.loader.views import bytes_of
 from remote_agent.protocol.messages import WeightsPolicy
+from tests.remote_agent.loader.caches_by_hand import drop_from_cache, refuse_direct
 from tests.remote_agent.loader.files_by_hand import serialise, tensor, write
 
 
@@ -29,6 +32,10 @@ def load_on_cpu(
     checkpoint: Checkpoint, progress: Callable[[int, int], None] = lambda done, total: None, **policy: str
 ) -> Loaded:
     return load(checkpoint, open_device("cpu"), WeightsPolicy(**policy), progress=progress)  # type: ignore[arg-type]
+
+
+def skip(done: int, total: int) -> None:
+    """Nobody asks how far a load is."""
 
 
 @pytest.fixture
@@ -94,6 +101,23 @@ def test_reading_gives_the_same_where_maps_are_refused(tmp_path: Path, offset: i
         assert bytes(bytes_of(loaded.tensors[name]).tolist()) == content
 
 
+def test_each_file_is_announced_before_its_pages_are_touched(tmp_path: Path) -> None:
+    """Whoever dies of a page has said before which file it lies in."""
+    for name in "ab":
+        write(tmp_path / f"{name}.safetensors", serialise([tensor(name, "F32", [1 << 10])]))
+    told: list[str] = []
+
+    load(
+        inspect(tmp_path),
+        open_device("cpu"),
+        WeightsPolicy(),
+        progress=lambda done, total: told.append(f"{done} bytes"),
+        announce=lambda path: told.append(path.name),
+    )
+
+    assert told == ["a.safetensors", "4096 bytes", "b.safetensors", "8192 bytes"]
+
+
 def test_tensors_of_a_map_can_be_written_without_touching_the_file(tmp_path: Path) -> None:
     """The map is copy on write: what a model does to its weights never reaches the checkpoint."""
     path = write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1024])]))
@@ -102,6 +126,49 @@ def test_tensors_of_a_map_can_be_written_without_touching_the_file(tmp_path: Pat
     load_on_cpu(inspect(path)).tensors["a"].zero_()
 
     assert path.read_bytes() == before
+
+
+def given_memory(spare_bytes: int = 0, shift_bytes: int = 0) -> Callable[[int], torch.Tensor]:
+    """Return what gives memory as a caller with its own does: aligned, perhaps larger, 0xEE where nothing was read."""
+
+    def give(size_bytes: int) -> torch.Tensor:
+        room = torch.full((size_bytes + spare_bytes + shift_bytes + 512,), 0xEE, dtype=torch.uint8)
+        start = -room.data_ptr() % 512 + shift_bytes
+        return room[start : start + size_bytes + spare_bytes]
+
+    return give
+
+
+def test_tensors_lie_in_the_memory_that_was_given(tmp_path: Path) -> None:
+    """Each tensor is a view of it at the plan's place, byte for byte; what is left over is not touched."""
+    tensors = every_dtype(3)
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise(tensors)))
+
+    loaded = load(
+        checkpoint, open_device("cpu"), WeightsPolicy(), progress=lambda *_: None, memory=given_memory(spare_bytes=100)
+    )
+
+    assert loaded.path == "read"
+    assert loaded.reason is None
+    assert loaded.base is not None
+    assert loaded.plan is not None
+    assert loaded.base[loaded.plan.size_bytes :].tolist() == [0xEE] * 100
+    assert verify(checkpoint, loaded.tensors).is_equal
+    for placement in loaded.plan.placements:
+        assert loaded.tensors[placement.entry.name].data_ptr() == loaded.base.data_ptr() + placement.target
+
+
+def test_memory_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """Too little, misaligned or no bytes: the error has the numbers, and nothing is written."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1024])])))
+    unfit: list[tuple[Callable[[int], torch.Tensor], str]] = [
+        (lambda size: torch.empty(size - 1, dtype=torch.uint8), r"is torch.uint8 \[4095\]; 4096 contiguous bytes"),
+        (lambda size: torch.empty(size // 4, dtype=torch.int32), r"is torch.int32 \[1024\]; 4096 contiguous bytes"),
+        (given_memory(shift_bytes=8), "no multiple of 512"),
+    ]
+    for memory, words in unfit:
+        with pytest.raises(LoadError, match=words):
+            load(checkpoint, open_device("cpu"), WeightsPolicy(), progress=lambda *_: None, memory=memory)
 
 
 def test_figures_stand_beside_their_ceiling(tmp_path: Path) -> None:
@@ -129,16 +196,62 @@ def test_a_checkpoint_without_bytes_loads_without_a_rate(tmp_path: Path) -> None
         assert len(loaded.tensors) == len(tensors)
 
 
-@pytest.mark.parametrize("path", ["staged", "direct"])
-def test_a_path_for_gpus_falls_back_with_a_reason(tmp_path: Path, path: str) -> None:
-    """What was asked for and not done is named."""
+def test_what_a_cpu_cannot_do_is_named(tmp_path: Path) -> None:
+    """A path for GPUs, and a page cache that tensors lie in and so can't be bypassed, stand in the reason."""
     checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [4])])))
 
-    loaded = load_on_cpu(checkpoint, path=path, page_cache="bypass")
+    loaded = load_on_cpu(checkpoint, path="staged", page_cache="bypass")
+    given = load(checkpoint, open_device("cpu"), WeightsPolicy(path="mapped"), progress=skip, memory=given_memory())
 
     assert loaded.path == "mapped"
-    assert f"{path} is for GPUs" in str(loaded.reason)
-    assert "page_cache=bypass is not built" in str(loaded.reason)
+    assert str(loaded.reason).startswith("staged is for GPUs: mapped instead; page_cache=bypass: what is mapped")
+    assert (given.path, given.reason) == ("read", "read: mapped tensors can't lie in memory that was given")
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4093])
+def test_a_cpu_reads_past_the_page_cache(tmp_path: Path, offset: int) -> None:
+    """Asked for ``direct``, or to bypass a cache that does not hold the file, nothing of it is cached afterwards."""
+    tensors = [*every_dtype(offset), tensor("large", "F32", [3 << 20], 9), tensor("end", "U8", [5])]
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise(tensors, pad=0)))
+    drop_from_cache(checkpoint.shards[0].path)
+
+    bypassed = load_on_cpu(checkpoint, page_cache="bypass")
+    left = measure_residency(checkpoint.shards).cached_bytes
+    forced = load_on_cpu(checkpoint, path="direct")
+
+    for loaded in (bypassed, forced):
+        assert (loaded.path, loaded.reason, loaded.ceiling_bytes_s) == ("direct", None, None)
+        assert loaded.counters["direct_bytes"] == checkpoint.bytes
+        for name, _, _, content in tensors:
+            assert bytes(bytes_of(loaded.tensors[name]).numpy()) == content
+    assert left is not None
+    assert left < checkpoint.bytes // 8
+
+
+def test_what_is_cached_is_not_read_from_the_disk_again(tmp_path: Path) -> None:
+    """Bypassing drops nothing: a file in the page cache is read from there."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 16])])))
+
+    loaded = load_on_cpu(checkpoint, page_cache="bypass")
+
+    assert (loaded.path, loaded.reason) == ("read", None)
+    assert measure_residency(checkpoint.shards).cached_bytes == checkpoint.bytes
+    assert verify(checkpoint, loaded.tensors).is_equal
+
+
+def test_a_filesystem_that_always_caches_is_read_through_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where O_DIRECT is refused the bytes come all the same, and the reason names filesystem and refusal."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 16])])))
+    refuse_direct(monkeypatch, errno.EINVAL)
+
+    loaded = load_on_cpu(checkpoint, path="direct")
+
+    assert loaded.path == "read"
+    where = filesystem_of(checkpoint.shards[0].path)
+    assert loaded.reason == f"O_DIRECT refused on {where}: Invalid argument (errno 22); read through the page cache"
+    assert verify(checkpoint, loaded.tensors).is_equal
 
 
 def open_files() -> set[Path]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from remote_agent.pipeline.timing import Stages
-from remote_agent.protocol.internal import InternalMessage, WorkerProgress, WorkerStage
+from remote_agent.protocol.internal import InternalMessage, WorkerMaps, WorkerProgress, WorkerStage
 from remote_agent.protocol.messages import StageStatus
 
 
@@ -56,6 +58,14 @@ def test_a_stage_is_reported_as_it_starts_and_as_it_ends(
         measure.extra["shards"] = 2
 
     assert sent[1:] == [WorkerStage("weights", StageStatus.DONE, 1_000, 1_500, bytes=7, extra={"shards": 2})]
+
+
+def test_a_file_is_named_before_its_pages_are_touched(stages: Stages, sent: list[InternalMessage]) -> None:
+    """The word goes out at once, for the process may not live to say more."""
+    with stages.measure("weights") as measure:
+        measure.announce(Path("/models/a\nb.safetensors"))
+
+        assert sent[1:] == [WorkerMaps("weights", "/models/a\\nb.safetensors")]
 
 
 def test_a_span_waits_for_the_work_it_queued(stages: Stages, clock: Clock, sent: list[InternalMessage]) -> None:

@@ -1,0 +1,236 @@
+"""One loader in a process of its own, driven by lines of JSON: ``python -m bench.loaders NAME FOLDER DEVICE``.
+
+A line in is a request, ``{"do": "load", "check": true, …}``; a line out its answer. Whatever a library
+prints goes to stderr. Each loader is called the way that suits it best; times are from call to synchronised
+device, with the tensors in hand.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remote_agent.devices.cuda import CudaDevice
+from remote_agent.loader.limits import Cut, LoaderLimits
+from remote_agent.loader.ring import PinnedRing
+
+Tensors = dict[str, torch.Tensor]
+Load = Callable[[dict[str, Any], ExitStack], tuple[Tensors, dict[str, Any]]]
+"""Takes a request, and a stack for what the tensors need while they live; returns them and further figures."""
+
+PEER_THREADS = 16
+PINNED_BYTES = 1 << 30
+
+
+class SweptDevice(CudaDevice):
+    """A GPU whose pinned ring is made anew with other limits."""
+
+    limits: LoaderLimits | None = None
+
+    def make_ring(self) -> PinnedRing:
+        return PinnedRing(self.runtime, self.ordinal, self.limits)
+
+    def use_limits(self, limits: LoaderLimits | None) -> None:
+        if limits != self.limits and self._ring is not None:
+            self._ring.close()
+            self.limits, self._ring = limits, None
+            self._ring = self.make_ring()
+
+
+def main() -> int:
+    """Answer requests until stdin ends."""
+    name, folder, device = sys.argv[1:4]
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    shards = sorted(Path(folder).glob("*.safetensors"))
+    try:
+        load = LOADERS[name](Path(folder), shards, device)
+        wake(device)
+    except Exception as error:
+        answers.write(json.dumps({"error": describe(error)}) + "\n")
+        return 1
+    answers.write(json.dumps({"ready": name}) + "\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = measure_ceiling() if request["do"] == "ceiling" else run_load(load, request, shards, device)
+        except Exception as error:
+            answer = {"error": describe(error)}
+        answers.write(json.dumps(answer) + "\n")
+    return 0
+
+
+def run_load(load: Load, request: dict[str, Any], shards: list[Path], device: str) -> dict[str, Any]:
+    """Load once and return the seconds it took; with ``check`` also how many tensors differ from safetensors'."""
+    synchronise(device)
+    with ExitStack() as stack:
+        begun = time.perf_counter()
+        tensors, figures = load(request, stack)
+        synchronise(device)
+        seconds = time.perf_counter() - begun
+        answer = {"seconds": seconds, "tensors": len(tensors), **figures}
+        if request.get("check"):
+            answer["differing"] = count_differing(tensors, shards, device)
+        del tensors
+        gc.collect()
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+    return answer
+
+
+def count_differing(tensors: Tensors, shards: list[Path], device: str) -> int:
+    """Return how many tensors are missing or differ in a byte from what safetensors reads."""
+    from safetensors.torch import load_file
+
+    differing = found = 0
+    for shard in shards:
+        for name, expected in load_file(shard, device=device).items():
+            found += 1
+            ours = tensors.get(name)
+            if ours is None or ours.dtype is not expected.dtype or ours.shape != expected.shape:
+                differing += 1
+            else:
+                flat = (one.contiguous().reshape(-1).view(torch.uint8) for one in (ours, expected))
+                differing += not torch.equal(*flat)
+    return differing + abs(len(tensors) - found)
+
+
+def measure_ceiling() -> dict[str, Any]:
+    """Return the seconds and bytes a second of copies from one large pinned buffer."""
+    source = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(PINNED_BYTES, dtype=torch.uint8, device="cuda:0")
+    times = []
+    for _ in range(6):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    return {"times": times[1:], "ceiling_bytes_s": PINNED_BYTES / statistics.median(times[1:])}
+
+
+def synchronise(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def wake(device: str) -> None:
+    if device != "cpu":
+        torch.ones(1 << 20, device=device)
+        torch.cuda.synchronize()
+
+
+def describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def use_glowplug(folder: Path, shards: list[Path], device: str) -> Load:
+    """``path``, ``page_cache`` and ``limits`` of a request choose the way; headers are read in the measured time."""
+    from remote_agent.devices import open_device
+    from remote_agent.loader.checkpoint import inspect
+    from remote_agent.loader.load import load
+    from remote_agent.protocol.messages import WeightsPolicy
+
+    opened = open_device("cpu") if device == "cpu" else SweptDevice(device)
+    opened.initialise()
+    opened.open_context()
+
+    def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
+        policy = WeightsPolicy(path=request.get("path", "auto"), page_cache=request.get("page_cache", "keep"))
+        loaded = load(inspect(folder), opened, policy, progress=lambda done, total: None)
+        figures = {
+            "path": loaded.path, "reason": loaded.reason, "load_s": loaded.duration_ns / 1e9, "bytes": loaded.bytes,
+            "ceiling_bytes_s": loaded.ceiling_bytes_s, "steps_ns": loaded.steps, "counters": loaded.counters,
+        }  # fmt: skip
+        return loaded.tensors, figures
+
+    def call_with_limits(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
+        if isinstance(opened, SweptDevice):
+            opened.use_limits(read_limits(request.get("limits")))
+        return call(request, stack)
+
+    return call_with_limits
+
+
+def read_limits(given: dict[str, Any] | None) -> LoaderLimits | None:
+    """Return limits from JSON: a cut is ``[threads, depth, buffer_bytes]``; None leaves the loader's own."""
+    if given is None:
+        return None
+    return LoaderLimits(**{name: Cut(*value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def use_safetensors(folder: Path, shards: list[Path], device: str) -> Load:
+    from safetensors.torch import load_file
+
+    def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
+        return {name: one for shard in shards for name, one in load_file(shard, device=device).items()}, {}
+
+    return call
+
+
+def use_fastsafetensors(folder: Path, shards: list[Path], device: str) -> Load:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
+        loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True, max_threads=PEER_THREADS)
+        stack.callback(loader.close)
+        loader.add_filenames({0: [str(shard) for shard in shards]})
+        buffers = loader.copy_files_to_device()
+        stack.callback(buffers.close)
+        return {name: buffers.get_tensor(name) for name in buffers.key_to_rank_lidx}, {}
+
+    return call
+
+
+def use_runai(folder: Path, shards: list[Path], device: str) -> Load:
+    os.environ.setdefault("RUNAI_STREAMER_CONCURRENCY", str(PEER_THREADS))
+    from runai_model_streamer import SafetensorsStreamer
+
+    def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_files([str(shard) for shard in shards], device=device)
+            # what it yields on a GPU lies in a buffer that it uses again
+            return {name: one.clone() if one.is_cuda else one.to(device) for name, one in streamer.get_tensors()}, {}
+
+    return call
+
+
+def use_instanttensor(backend: str | None) -> Callable[[Path, list[Path], str], Load]:
+    def use(folder: Path, shards: list[Path], device: str) -> Load:
+        import instanttensor
+
+        options = {} if backend is None else {"backend": getattr(instanttensor.Backend, backend)}
+
+        def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
+            paths = [str(shard) for shard in shards]
+            with instanttensor.safe_open(paths, framework="pt", device=torch.device(device).index, **options) as file:
+                return dict(file.tensors()), {}
+
+        return call
+
+    return use
+
+
+LOADERS: dict[str, Callable[[Path, list[Path], str], Load]] = {
+    "glowplug": use_glowplug,
+    "safetensors": use_safetensors,
+    "fastsafetensors": use_fastsafetensors,
+    "runai-model-streamer": use_runai,
+    "instanttensor": use_instanttensor(None),
+    "instanttensor-buffered": use_instanttensor("URING_BUFFERED"),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

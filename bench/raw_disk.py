@@ -1,0 +1,75 @@
+"""What the disk and the page cache give to readers that do nothing else. Standard library only."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+THREADS = 16
+READ_BYTES = 4 << 20
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+def time_raw_read(shards: Sequence[Path], is_direct: bool) -> float:
+    """Return the seconds that `THREADS` threads take to read every byte, past the page cache or through it.
+
+    Raises: OSError of the first thread that fails.
+    """
+    work: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    flags = os.O_RDONLY | (os.O_DIRECT if is_direct else 0)
+    descriptors = [os.open(shard, flags) for shard in shards]
+    for descriptor in descriptors:
+        for offset in range(0, os.fstat(descriptor).st_size, READ_BYTES):
+            work.put((descriptor, offset))
+    errors: list[OSError] = []
+    threads = [threading.Thread(target=_read, args=(work, is_direct, errors)) for _ in range(THREADS)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    taken = time.perf_counter() - begun
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if errors:
+        raise errors[0]
+    return taken
+
+
+def drop_page_cache(shards: Sequence[Path]) -> str:
+    """Have the kernel forget the shards, with everything else where that is allowed; return which way was taken."""
+    for shard in shards:
+        descriptor = os.open(shard, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    try:
+        DROP_CACHES.write_text("1")
+    except OSError:
+        return "fadvise"
+    return "drop_caches"
+
+
+def fill_page_cache(shards: Sequence[Path]) -> None:
+    """Read every byte of the shards through the page cache."""
+    time_raw_read(shards, is_direct=False)
+
+
+def _read(work: queue.SimpleQueue[tuple[int, int]], is_direct: bool, errors: list[OSError]) -> None:
+    with mmap.mmap(-1, READ_BYTES) as buffer:  # begins on a page
+        while not errors:
+            try:
+                descriptor, offset = work.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                if not is_direct:
+                    os.posix_fadvise(descriptor, offset, READ_BYTES, os.POSIX_FADV_WILLNEED)
+                os.preadv(descriptor, [buffer], offset)
+            except OSError as error:
+                errors.append(error)

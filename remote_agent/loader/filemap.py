@@ -1,0 +1,80 @@
+"""Maps files read-only and shared, by address, as DMA and ``mincore`` want them; nothing here touches a page.
+
+Touching a page of a file that was cut short kills the process. The kernel is asked instead: it
+answers with an error for what can't be brought in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+from types import TracebackType
+from typing import Any
+
+MAP_FAILED = ctypes.c_void_p(-1).value
+MADV_POPULATE_READ = 22
+"""Linux 5.14; ``mmap`` has no name for it."""
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class FileMap:
+    """``length`` bytes from ``offset``, a multiple of the page size, of an open file; unmapped on exit.
+
+    Raises: OSError.
+    """
+
+    def __init__(self, descriptor: int, length: int, offset: int = 0) -> None:
+        self.length = length
+        address = _libc().mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, offset)
+        if address is None or address == MAP_FAILED:
+            raise _last_error()
+        self.address: int = address
+
+    def __enter__(self) -> FileMap:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def populate(self, offset: int, length: int) -> None:
+        """Bring in the pages of a range; ``offset`` is a multiple of the page size. Raises: OSError."""
+        if _libc().madvise(self.address + offset, length, MADV_POPULATE_READ) != 0:
+            raise _last_error()
+
+    def count_cached(self, offset: int, length: int) -> int:
+        """Return how many pages of a range are in memory, as ``mincore`` says. Raises: OSError."""
+        pages = (ctypes.c_ubyte * ((length + PAGE_BYTES - 1) // PAGE_BYTES))()
+        if _libc().mincore(self.address + offset, length, pages) != 0:
+            raise _last_error()
+        return sum(bytes(pages).translate(_LOWEST_BIT))
+
+    def close(self) -> None:
+        """Unmap. Safe to call again."""
+        length, self.length = self.length, 0
+        if length and _libc().munmap(self.address, length) != 0:
+            raise _last_error()
+
+
+_LOWEST_BIT = bytes(value & 1 for value in range(256))
+"""``mincore`` leaves the other bits undefined."""
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    return libc
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))

@@ -1,0 +1,77 @@
+"""Loads a checkpoint onto a GPU: one allocation, one plan, the route that page cache and policy ask for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from remote_agent.errors import LoadError
+from remote_agent.loader.checkpoint import Checkpoint
+from remote_agent.loader.cleanup import finally_do
+from remote_agent.loader.outcome import Memory, Outcome, odd_counters, tensors_in
+from remote_agent.loader.plan import Plan, plan_placement
+from remote_agent.loader.progress import Announce, Progress
+from remote_agent.loader.ring import CEILING_COPY_BYTES
+from remote_agent.loader.route import choose_route
+from remote_agent.loader.shards import OpenShards
+from remote_agent.loader.transfer import Transfer
+from remote_agent.protocol.messages import WeightsPolicy
+
+if TYPE_CHECKING:
+    from remote_agent.devices.cuda import CudaDevice
+
+
+def load_onto_gpu(
+    checkpoint: Checkpoint,
+    device: CudaDevice,
+    policy: WeightsPolicy,
+    shards: OpenShards,
+    progress: Progress,
+    announce: Announce,
+    memory: Memory | None,
+) -> Outcome:
+    """Return every tensor of ``checkpoint`` on ``device``.
+
+    Raises: LoadError naming the file, DeviceError, or what ``progress`` raised.
+    """
+    begun = time.monotonic_ns()
+    plan = plan_placement(checkpoint)
+    base = _allocate(device, plan, memory or device.allocate)
+    allocated = time.monotonic_ns()
+    route = choose_route(checkpoint, shards, policy, device.runtime, device.ordinal, device.ring.limits)
+    chosen = time.monotonic_ns()
+    transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce)
+    with finally_do(transfer.close):
+        transfer.run(progress)
+        arrived = time.monotonic_ns()
+        shards.check_unchanged()
+        tensors = tensors_in(base, checkpoint, plan)
+        ended = time.monotonic_ns()
+    moved = transfer.moved()
+    steps = {"allocate": allocated - begun, "route": chosen - allocated, **moved.steps, "views": ended - arrived}
+    counters = {**moved.counters, **odd_counters(plan)}
+    ceiling = _ceiling(device, checkpoint)
+    return Outcome(tensors, moved.path, moved.reasons, steps, begun, ended, ceiling, counters, base, plan)
+
+
+def _allocate(device: CudaDevice, plan: Plan, memory: Memory) -> torch.Tensor:
+    try:
+        return memory(plan.size_bytes)
+    except torch.OutOfMemoryError as error:
+        free, total = device.memory()
+        text = f"{device.name}: {plan.size_bytes} bytes are needed, {free} of {total} are free"
+        raise LoadError(text, "out_of_memory") from error
+
+
+def _ceiling(device: CudaDevice, checkpoint: Checkpoint) -> float | None:
+    """Measure the link into memory of its own, so that no weight is touched; None where there is no room for that."""
+    if not checkpoint.bytes:
+        return None
+    try:
+        scratch = device.allocate(min(CEILING_COPY_BYTES, device.ring.size_bytes))
+    except torch.OutOfMemoryError:
+        return None
+    device.synchronise()
+    return device.ring.measure_ceiling(scratch.data_ptr(), len(scratch))

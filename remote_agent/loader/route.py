@@ -1,0 +1,140 @@
+"""Decides how each part of a checkpoint gets to a GPU, before a byte moves: by policy, page cache and host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_agent.errors import DeviceError
+from remote_agent.loader.checkpoint import Checkpoint
+from remote_agent.loader.filemap import PAGE_BYTES
+from remote_agent.loader.filesystem import LOCAL, filesystem_of
+from remote_agent.loader.limits import Cut, LoaderLimits
+from remote_agent.loader.plan import Segment, cut_segments
+from remote_agent.loader.residency import RangeResidency, measure_ranges
+from remote_agent.loader.schedule import Chunk
+from remote_agent.loader.shards import OpenShards
+from remote_agent.protocol.messages import WeightsPolicy
+
+if TYPE_CHECKING:
+    from remote_agent.devices.calls import Calls
+
+DRIVER_WITHOUT_DIRTYING = 570
+"""Older drivers mark the pages of a read-only registration as written when it is given back."""
+
+RUNTIME_WITHOUT_DIRTYING = 12080
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+
+RESIDENCY_READERS = 8
+
+
+@dataclass(frozen=True)
+class Route:
+    """``cached`` and ``uncached`` are all segments, as long as a buffer of ``cut``.
+
+    ``maps``: one thread registers; with ``maps_alone`` readers leave everything to it unless it is refused.
+    ``reads_direct``: uncached segments, with ``reads_all_direct`` all of them, are read past the page cache.
+    ``reasons`` name what was asked for and can't be had.
+    """
+
+    cut: Cut
+    cached: tuple[Chunk, ...]
+    uncached: tuple[Chunk, ...]
+    maps: bool = False
+    maps_alone: bool = False
+    reads_direct: bool = False
+    reads_all_direct: bool = False
+    reasons: tuple[str, ...] = ()
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+def choose_route(
+    checkpoint: Checkpoint,
+    shards: OpenShards,
+    policy: WeightsPolicy,
+    runtime: Calls,
+    ordinal: int,
+    limits: LoaderLimits,
+) -> Route:
+    """Return the route for ``checkpoint``; reads no byte of it where the kernel can say what is cached."""
+    reasons: list[str] = []
+    found = _measure(checkpoint, shards)
+    maps = policy.path in ("auto", "mapped") and any(header.data_bytes for header in checkpoint.shards)
+    if maps:
+        refusal = find_map_refusal(checkpoint, runtime, ordinal, limits)
+        maps = refusal is None
+        reasons += [refusal] if refusal is not None else []
+    maps_alone = maps and policy.path == "mapped"
+    bypasses = policy.page_cache == "bypass"
+    if bypasses and policy.path in ("mapped", "staged"):
+        reasons.append(f"page_cache=bypass: what is {policy.path} goes through the page cache")
+    is_warm = maps_alone or (policy.path != "direct" and all(one.is_whole for one in found))
+    cut = limits.cold if not is_warm else limits.mixed if maps else limits.staged
+    chunks = _chunks(cut_segments(checkpoint, cut.buffer_bytes), checkpoint, found)
+    return Route(
+        cut,
+        tuple(chunk for chunk in chunks if chunk.is_cached or maps_alone),
+        tuple(chunk for chunk in chunks if not (chunk.is_cached or maps_alone)),
+        maps,
+        maps_alone,
+        policy.path == "direct" or (bypasses and policy.path == "auto"),
+        policy.path == "direct",
+        tuple(reasons),
+        {"cached_bytes": sum(chunk.segment.length for chunk in chunks if chunk.is_cached), "segments": len(chunks)},
+    )
+
+
+def find_map_refusal(checkpoint: Checkpoint, runtime: Calls, ordinal: int, limits: LoaderLimits) -> str | None:
+    """Return why no shard can be registered for a device to read, or None if nothing is known against it."""
+    try:
+        attribute = runtime.module.cudaDeviceAttr.cudaDevAttrHostRegisterReadOnlySupported
+        if not runtime("cudaDeviceGetAttribute", attribute, ordinal):
+            return "registration refused: this device and driver register no read-only memory"
+        version = int(runtime("cudaDriverGetVersion"))
+    except (AttributeError, DeviceError) as error:
+        return f"registration refused: {error}"
+    loaded = _loaded_driver()
+    if loaded is not None and loaded < DRIVER_WITHOUT_DIRTYING:
+        return f"registration refused: driver {loaded} marks pages as written; {DRIVER_WITHOUT_DIRTYING} does not"
+    if version < RUNTIME_WITHOUT_DIRTYING:
+        return f"registration refused: the driver is of CUDA {version // 1000}.{version % 1000 // 10}, older than 12.8"
+    if any(cut.buffer_bytes % PAGE_BYTES for cut in (limits.mixed, limits.staged, limits.cold)):
+        return f"registration refused: buffers are no multiple of a page of {PAGE_BYTES} bytes"
+    for folder in {header.path.resolve().parent for header in checkpoint.shards}:
+        where = filesystem_of(folder)
+        if where not in LOCAL:
+            return f"registration refused: {where} is not a filesystem known to be local"
+    return None
+
+
+def _loaded_driver() -> int | None:
+    """Return the branch of the kernel's driver, which a compatibility package in user space does not change."""
+    try:
+        text = DRIVER_VERSION.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module.*?\s(\d{3,4})\.\d", text)
+    return int(found[1]) if found else None
+
+
+def _measure(checkpoint: Checkpoint, shards: OpenShards) -> list[RangeResidency]:
+    """Ask about all shards at once: the kernel walks its own lists, without the interpreter's lock."""
+    with ThreadPoolExecutor(RESIDENCY_READERS, thread_name_prefix="residency") as pool:
+        return list(pool.map(measure_ranges, checkpoint.shards, shards.descriptors))
+
+
+def _chunks(segments: Sequence[Segment], checkpoint: Checkpoint, found: Sequence[RangeResidency]) -> list[Chunk]:
+    whole = [one.is_whole for one in found]
+    starts = [header.data_start for header in checkpoint.shards]
+    return [
+        Chunk(
+            segment,
+            whole[segment.shard]
+            or found[segment.shard].is_cached(starts[segment.shard] + segment.offset, segment.length),
+        )
+        for segment in segments
+    ]

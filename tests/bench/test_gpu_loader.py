@@ -1,0 +1,80 @@
+"""The GPU benchmark takes what it says, and says what it could not take. Here on the CPU: the wiring is the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bench.gpu_table import make_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", "gpu-load", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for shard in range(2):
+        save_file({f"w{shard}": torch.arange(1 << 18) + shard}, tmp_path / f"{shard}.safetensors")
+    return tmp_path
+
+
+def test_every_load_is_kept_checked_and_tabled(folder: Path, tmp_path: Path) -> None:
+    """Two rounds of paths and of a peer; raw records hold each time, the table each kind, no bytes differ."""
+    out = tmp_path / "out"
+
+    done = run_bench(
+        str(folder), "--device", "cpu", "--quick", "--parts", "warm", "cold-peers", "--peers", "safetensors",
+        "--out", str(out),
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+    records = [json.loads(line) for line in (out / "raw.jsonl").read_text().splitlines()]
+    counts: dict[tuple[str, str], int] = {}
+    for record in records[1:]:
+        counts[record["part"], record["label"]] = counts.get((record["part"], record["label"]), 0) + 1
+    assert records[0]["part"] == "machine"
+    assert counts["warm", "glowplug path=auto"] == counts["cold-peers", "safetensors"] == 2
+    assert counts["cold-peers", "raw read, 16 threads, O_DIRECT"] == 2
+    checks = [record for record in records if record["part"] == "check"]
+    assert len(checks) == 6
+    assert {record["differing"] for record in checks} == {0}
+    table = (out / "table.md").read_text()
+    assert table in done.stdout
+    assert "| glowplug page_cache=bypass | direct | 2 |" in table
+
+
+def test_a_loader_that_is_not_there_is_named(folder: Path) -> None:
+    """A peer that this Python lacks costs its own rows alone; a folder without a model is a usage error."""
+    done = run_bench(str(folder), "--device", "cpu", "--quick", "--parts", "peers", "--peers", "instanttensor")
+
+    assert done.returncode == 0
+    assert "- instanttensor: ModuleNotFoundError" in done.stdout
+    assert run_bench(str(folder / "none")).returncode == 2
+
+
+def test_the_table_gives_medians_beside_their_ceiling() -> None:
+    """A warm load stands beside the pinned copies, a cold one beside its round's raw read; misfits are told."""
+    records = [
+        {"part": "warm", "label": "pinned H2D ceiling", "ceiling_bytes_s": 50e9},
+        {"part": "check", "label": "ours", "seconds": 1.0, "differing": 1},
+        *({"part": "warm", "label": "ours", "seconds": time, "path": "mapped"} for time in (0.2, 0.25, 0.5)),
+        *({"part": "cold", "loader": "raw", "label": "raw", "round": n, "seconds": n + 1.0} for n in range(2)),
+        *({"part": "cold", "label": "ours", "round": n, "seconds": 2 * (n + 1.0)} for n in range(2)),
+        {"part": "cold", "label": "theirs", "error": "exited with -11: no word"},
+    ]
+
+    table = make_table(records, size_bytes=10_000_000_000)
+
+    assert "| ours | mapped | 3 | 0.250 | 0.200–0.500 | 40.0 | 0.80 | **1 tensors differ** |" in table
+    assert "| ours |  | 2 | 3.000 | 2.000–4.000 | 3.3 | 0.50 (0.50–0.50) |" in table
+    assert "- theirs: exited with -11: no word" in table
