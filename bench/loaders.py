@@ -2,7 +2,7 @@
 
 A line in is a request, ``{"do": "load", "check": true, …}``; a line out its answer. Whatever a library
 prints goes to stderr. Each loader is called the way that suits it best; times are from call to synchronised
-device, with the tensors in hand.
+device, with the tensors in hand; what a loader gives back after that is not counted.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def use_glowplug(folder: Path, shards: list[Path], device: str) -> Load:
 
     def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
         policy = WeightsPolicy(path=request.get("path", "auto"), page_cache=request.get("page_cache", "keep"))
-        loaded = load(inspect(folder), opened, policy, progress=lambda done, total: None)
+        loaded = load(inspect(folder), opened, policy, progress=lambda done, total: None, settles_later=True)
+        stack.callback(loaded.settle)
         figures = {
             "path": loaded.path, "reason": loaded.reason, "load_s": loaded.duration_ns / 1e9, "bytes": loaded.bytes,
             "ceiling_bytes_s": loaded.ceiling_bytes_s, "steps_ns": loaded.steps, "counters": loaded.counters,

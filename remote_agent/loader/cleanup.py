@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 from remote_agent.errors import AgentError
@@ -22,6 +24,47 @@ def finally_do(*calls: Callable[[], object]) -> Iterator[None]:
     failure = _make(calls, None)
     if failure is not None:
         raise failure
+
+
+@contextlib.contextmanager
+def on_failure(*calls: Callable[[], object]) -> Iterator[None]:
+    """Make every call when the block raises; what they raise hangs behind that."""
+    try:
+        yield
+    except BaseException as error:
+        _make(calls, error)
+        raise
+
+
+class Settling:
+    """A call made in a thread of its own while others go on with what is ready; `finish` waits for its end."""
+
+    def __init__(self, call: Callable[[], object], name: str) -> None:
+        self._call = call
+        self._error: BaseException | None = None
+        self._duration_ns = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread is to be had: then it is done now
+            self._run()
+
+    def finish(self) -> int:
+        """Return how many nanoseconds the call took, once it is over. Raises: what it raised."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._duration_ns
+
+    def _run(self) -> None:
+        begun = time.monotonic_ns()
+        try:
+            self._call()
+        except BaseException as error:
+            self._error = error
+        self._duration_ns = time.monotonic_ns() - begun
 
 
 def _make(calls: tuple[Callable[[], object], ...], first: BaseException | None) -> BaseException | None:

@@ -33,6 +33,7 @@ def load(
     identities: Sequence[ShardIdentity] = (),
     memory: Memory | None = None,
     announce: Announce = lambda path: None,
+    settles_later: bool = False,
 ) -> Loaded:
     """Return every tensor of ``checkpoint`` on ``device``, byte for byte what the files hold.
 
@@ -41,6 +42,7 @@ def load(
     byte. ``memory`` gives the allocation that the tensors will be views of; without it torch's
     allocator does, or on a CPU the files themselves. ``announce`` gets the path of each shard before
     any page of it is mapped, from any thread: who dies of a page then has told which file it was.
+    With ``settles_later`` registrations are given back while the caller goes on; it must call `Loaded.settle`.
     When this raises, nothing is left on the device (but what ``memory`` gave), registered, open or running.
     Raises: LoadError naming the file, DeviceError, or what ``progress`` raised.
     """
@@ -53,7 +55,7 @@ def load(
     duration_ns = max(result.ended_ns - result.begun_ns, 1)
     moved = checkpoint.bytes > 0
     raw_tensors = sum(1 for _, entry in checkpoint.entries() if torch_dtype(entry) is None)
-    return Loaded(
+    loaded = Loaded(
         tensors=result.tensors,
         bytes=checkpoint.bytes,
         path=result.path,
@@ -66,7 +68,11 @@ def load(
         notes=_notes(checkpoint),
         base=result.base,
         plan=result.plan,
+        settling=result.settling,
     )
+    if loaded.settling is not None and not settles_later:
+        loaded.steps["settle"] = loaded.settle()
+    return loaded
 
 
 def _checked(memory: Memory) -> Memory:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from remote_agent.errors import LoadError
 from remote_agent.loader.checkpoint import Checkpoint
-from remote_agent.loader.cleanup import finally_do
+from remote_agent.loader.cleanup import Settling, finally_do, on_failure
 from remote_agent.loader.outcome import Memory, Outcome, odd_counters, tensors_in
 from remote_agent.loader.plan import Plan, plan_placement
 from remote_agent.loader.progress import Announce, Progress
@@ -43,17 +44,24 @@ def load_onto_gpu(
     route = choose_route(checkpoint, shards, policy, device.runtime, device.ordinal, device.ring.limits)
     chosen = time.monotonic_ns()
     transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce)
-    with finally_do(transfer.close):
+    with on_failure(transfer.close):
         transfer.run(progress)
         arrived = time.monotonic_ns()
         shards.check_unchanged()
         tensors = tensors_in(base, checkpoint, plan)
         ended = time.monotonic_ns()
+        ceiling = _ceiling(device, checkpoint)
+    settling = Settling(partial(_close_on, device, transfer), "load-unregister")
     moved = transfer.moved()
     steps = {"allocate": allocated - begun, "route": chosen - allocated, **moved.steps, "views": ended - arrived}
     counters = {**moved.counters, **odd_counters(plan)}
-    ceiling = _ceiling(device, checkpoint)
-    return Outcome(tensors, moved.path, moved.reasons, steps, begun, ended, ceiling, counters, base, plan)
+    return Outcome(tensors, moved.path, moved.reasons, steps, begun, ended, ceiling, counters, base, plan, settling)
+
+
+def _close_on(device: CudaDevice, transfer: Transfer) -> None:
+    """Close from any thread: each has a device of its own."""
+    with finally_do(transfer.close):
+        device.runtime("cudaSetDevice", device.ordinal)
 
 
 def _allocate(device: CudaDevice, plan: Plan, memory: Memory) -> torch.Tensor:

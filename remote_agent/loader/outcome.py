@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from remote_agent.loader.checkpoint import Checkpoint
+from remote_agent.loader.cleanup import Settling
 from remote_agent.loader.plan import Plan
 from remote_agent.loader.views import view_of
 
@@ -21,7 +22,7 @@ class Loaded:
 
     ``bytes`` are the tensors' own. ``path`` names the ways that bytes went (``mapped+staged``,
     ``direct``, ``read``, …), ``reason`` why it is not what was asked for. ``duration_ns`` and the rate end
-    when every tensor can be used; giving registrations back afterwards is step ``unregister``.
+    when every tensor can be used; what is given back afterwards (registrations) `settle` waits for.
     ``ceiling_bytes_s`` was measured beside the load. ``steps`` are nanoseconds by name, summed over
     threads; ``counters`` are counts; ``notes`` say in a line each what a caller may not expect of a tensor.
     Rates are None where no byte moved. ``base`` is the one allocation and ``plan`` says where in it
@@ -40,6 +41,14 @@ class Loaded:
     notes: tuple[str, ...] = ()
     base: torch.Tensor | None = None
     plan: Plan | None = None
+    settling: Settling | None = None
+
+    def settle(self) -> int:
+        """Wait until nothing of the load is left but its tensors; return the nanoseconds that took beside the caller.
+
+        Raises: DeviceError or OSError if something could not be given back.
+        """
+        return 0 if self.settling is None else self.settling.finish()
 
 
 @dataclass
@@ -56,6 +65,7 @@ class Outcome:
     counters: dict[str, int]
     base: torch.Tensor | None = None
     plan: Plan | None = None
+    settling: Settling | None = None
 
 
 def tensors_in(base: torch.Tensor, checkpoint: Checkpoint, plan: Plan) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ class Registrar:
         self._plan, self._target, self._shards = plan, target, shards
         self._runtime, self._ring, self._announce = runtime, ring, announce
         self._maps: dict[int, FileMap] = {}
-        self._locked: set[int] = set()
+        self._locks: dict[int, int] = {}
         self._registrations: deque[_Registration] = deque()
         self.times: dict[str, int] = {"register": 0, "unregister": 0}
 
@@ -88,16 +89,18 @@ class Registrar:
 
         Raises: RegistrationRefused.
         """
-        if shard in self._locked:
+        if shard in self._locks:
             return True
+        duplicate = os.dup(self._shards.descriptors[shard])  # the lock outlives the load's own descriptors
         try:
-            fcntl.flock(self._shards.descriptors[shard], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+            fcntl.flock(duplicate, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            os.close(duplicate)
+            if isinstance(error, BlockingIOError):
+                return False
             where = filesystem_of(self._headers[shard].path)
             raise RegistrationRefused(f"flock refused on {where}: {describe(error)}") from error
-        self._locked.add(shard)
+        self._locks[shard] = duplicate
         return True
 
     def send(self, lane: Lane, chunks: Sequence[Chunk]) -> None:
@@ -115,9 +118,11 @@ class Registrar:
             start = self._headers[shard].data_start
             first = (start + chunks[0].segment.offset) // PAGE_BYTES * PAGE_BYTES
             end = start + chunks[-1].segment.offset + chunks[-1].segment.length
-            if not chunks[-1].is_cached:
+            length = -(-end // PAGE_BYTES) * PAGE_BYTES - first
+            if not all(chunk.is_cached for chunk in chunks):
                 self._shards.read_ahead(shard, end, AHEAD_BYTES)
-            self._register(content, shard, first, -(-end // PAGE_BYTES) * PAGE_BYTES - first)
+                self._populate(content, shard, first, length)
+            self._register(content, shard, first, length)
             self.times["register"] += time.monotonic_ns() - begun
             for segment, parts in pieces:
                 source = content.address + start + segment.offset
@@ -144,11 +149,12 @@ class Registrar:
         """
         registrations, self._registrations = list(self._registrations), deque()
         maps, self._maps = self._maps, {}
-        locked, self._locked = self._locked, set()
+        locks, self._locks = self._locks, {}
         with finally_do(
             *(partial(self._unregister, one) for one in registrations),
             *(content.close for content in maps.values()),
-            *(partial(fcntl.flock, self._shards.descriptors[shard], fcntl.LOCK_UN) for shard in locked),
+            *(partial(fcntl.flock, lock, fcntl.LOCK_UN) for lock in locks.values()),
+            *(partial(os.close, lock) for lock in locks.values()),
         ):
             pass
 
@@ -162,7 +168,8 @@ class Registrar:
                 raise RegistrationRefused(f"mmap refused on {filesystem_of(header.path)}: {describe(error)}") from error
         return self._maps[shard]
 
-    def _register(self, content: FileMap, shard: int, offset: int, length: int) -> None:
+    def _populate(self, content: FileMap, shard: int, offset: int, length: int) -> None:
+        """Bring in what is not cached; what is, registering finds, and says as well where a page is gone."""
         try:
             content.populate(offset, length)
         except OSError as error:
@@ -170,6 +177,8 @@ class Registrar:
             if error.errno not in UNPOPULATED:
                 text = f"{shown(self._headers[shard].path.name)}: pages can't be brought in: {describe(error)}"
                 raise RegistrationRefused(text) from error
+
+    def _register(self, content: FileMap, shard: int, offset: int, length: int) -> None:
         event = self._runtime("cudaEventCreateWithFlags", EVENT_DISABLE_TIMING)
         address = content.address + offset
         code = self._runtime.attempt("cudaHostRegister", address, length, READ_ONLY)[0]

@@ -178,15 +178,22 @@ class _CacheStat(ctypes.Structure):
 def _cachestat(descriptor: int, ranges: Sequence[Range]) -> list[float]:
     if platform.machine() not in MACHINES_WITH_CACHESTAT:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if not ranges:
+        return []
     libc = ctypes.CDLL(None, use_errno=True)
-    shares = []
-    for offset, length in ranges:
+
+    def share(offset: int, length: int) -> float:
         asked, told = _CacheRange(offset, length), _CacheStat()
         number = ctypes.c_long(CACHESTAT)
         if libc.syscall(number, descriptor, ctypes.byref(asked), ctypes.byref(told), 0) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        shares.append(min(1.0, told.cached / _pages_in(offset, length)))
-    return shares
+        cached: int = told.cached
+        return min(1.0, cached / _pages_in(offset, length))
+
+    # Most files are in memory whole or not at all, and one call costs what the one for a range does.
+    start, (last, length) = ranges[0][0], ranges[-1]
+    whole = share(start, last + length - start)
+    return [whole] * len(ranges) if whole in (0.0, 1.0) else [share(*one) for one in ranges]
 
 
 def _mincore(descriptor: int, ranges: Sequence[Range]) -> list[float]:

@@ -50,7 +50,17 @@ def test_every_byte_arrives_through_a_ring_much_smaller_than_the_file(checkpoint
     assert loaded.path == "staged"
     assert loaded.reason is None
     assert loaded.bytes == checkpoint.bytes
-    assert set(loaded.steps) == {"allocate", "route", "wait", "read", "copy", "register", "unregister", "views"}
+    assert set(loaded.steps) == {
+        "allocate",
+        "route",
+        "wait",
+        "read",
+        "copy",
+        "register",
+        "unregister",
+        "views",
+        "settle",
+    }
     assert loaded.counters["staged_bytes"] == checkpoint.bytes
     assert runtime.calls["cudaHostRegister"] == 0
     assert loaded.ceiling_bytes_s is not None
