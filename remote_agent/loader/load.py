@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from remote_agent.loader.mapped import (
     measure_read_ceiling,
     read_shards,
 )
-from remote_agent.loader.plan import Plan, plan_placement
+from remote_agent.loader.plan import SECTION_ALIGNMENT_BYTES, Plan, plan_placement
 from remote_agent.loader.problems import counted
 from remote_agent.loader.progress import Progress
 from remote_agent.loader.shards import OpenShards
@@ -34,6 +34,9 @@ from remote_agent.protocol.messages import WeightsPolicy
 if TYPE_CHECKING:
     from remote_agent.devices.cuda import CudaDevice
 
+Memory = Callable[[int], torch.Tensor]
+"""Gives a uint8 tensor of at least that many bytes on the device, at a multiple of 512; may raise OutOfMemoryError."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -43,7 +46,8 @@ class Loaded:
     ``reason`` why it is not the one asked for. ``ceiling_bytes_s`` was measured beside the load.
     ``steps`` are nanoseconds by name, summed over threads; ``counters`` are counts;
     ``notes`` say in a line each what a caller may not expect of a tensor.
-    Rates are None where no byte moved.
+    Rates are None where no byte moved. ``base`` is the one allocation and ``plan`` says where in it
+    each tensor lies; both are None where the tensors are views of the files.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -56,6 +60,8 @@ class Loaded:
     steps: dict[str, int]
     counters: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    base: torch.Tensor | None = None
+    plan: Plan | None = None
 
 
 @dataclass
@@ -71,6 +77,8 @@ class _Result:
     begun_ns: int
     ended_ns: int
     ceiling_bytes_s: float | None
+    base: torch.Tensor | None = None
+    plan: Plan | None = None
 
 
 def load(
@@ -80,17 +88,23 @@ def load(
     *,
     progress: Progress,
     identities: Sequence[ShardIdentity] = (),
+    memory: Memory | None = None,
 ) -> Loaded:
     """Return every tensor of ``checkpoint`` on ``device``, byte for byte what the files hold.
 
     ``progress`` gets (bytes done, bytes in all) from the calling thread. ``identities`` is what an
     earlier check saw of the shards. Each shard must be the same before its first and after its last
-    byte. When this raises, nothing is left on the device, open or running.
+    byte. ``memory`` gives the allocation that the tensors will be views of; without it torch's
+    allocator does, or on a CPU the files themselves. When this raises, nothing is left on the device
+    (but what ``memory`` gave), open or running.
     Raises: LoadError naming the file, DeviceError, or what ``progress`` raised.
     """
+    memory = None if memory is None else _checked(memory)
     with OpenShards(checkpoint.shards, identities) as shards:
         if device.kind == "cuda":
-            result = _load_staged(checkpoint, device, policy, shards, progress)  # type: ignore[arg-type]
+            result = _load_staged(checkpoint, device, policy, shards, progress, memory)  # type: ignore[arg-type]
+        elif memory is not None:
+            result = _load_by_reading(checkpoint, _cpu_reasons(policy, "read"), shards, progress, memory)
         else:
             result = _load_on_cpu(checkpoint, policy, shards, progress)
     if policy.page_cache == "bypass":
@@ -113,18 +127,25 @@ def load(
         steps=result.steps,
         counters=counters,
         notes=_notes(checkpoint),
+        base=result.base,
+        plan=result.plan,
     )
 
 
 def _load_staged(
-    checkpoint: Checkpoint, device: CudaDevice, policy: WeightsPolicy, shards: OpenShards, progress: Progress
+    checkpoint: Checkpoint,
+    device: CudaDevice,
+    policy: WeightsPolicy,
+    shards: OpenShards,
+    progress: Progress,
+    memory: Memory | None,
 ) -> _Result:
     reasons = []
     if policy.path in ("mapped", "direct"):
         reasons.append(f"{policy.path} is not built for a GPU yet: staged instead")
     begun = time.monotonic_ns()
     plan = plan_placement(checkpoint)
-    base = _allocate(device, plan)
+    base = _allocate(device, plan, memory or device.allocate)
     allocated = time.monotonic_ns()
     steps = {"allocate": allocated - begun}
     steps.update(copy_staged(checkpoint, plan, base.data_ptr(), device, shards, progress))
@@ -134,13 +155,12 @@ def _load_staged(
     ended = time.monotonic_ns()
     steps["views"] = ended - moved
     ceiling = _staged_ceiling(device, checkpoint)
-    return _Result(tensors, "staged", reasons, steps, plan.odd_tensors, plan.odd_bytes, begun, ended, ceiling)
+    odd = plan.odd_tensors, plan.odd_bytes
+    return _Result(tensors, "staged", reasons, steps, *odd, begun, ended, ceiling, base, plan)
 
 
 def _load_on_cpu(checkpoint: Checkpoint, policy: WeightsPolicy, shards: OpenShards, progress: Progress) -> _Result:
-    reasons = []
-    if policy.path in ("staged", "direct"):
-        reasons.append(f"{policy.path} is for GPUs: mapped instead")
+    reasons = _cpu_reasons(policy, "mapped")
     begun = time.monotonic_ns()
     try:
         maps = map_shards(checkpoint, shards, progress)
@@ -148,7 +168,7 @@ def _load_on_cpu(checkpoint: Checkpoint, policy: WeightsPolicy, shards: OpenShar
         name = refusal.error.strerror or str(refusal.error)
         where = filesystem_of(refusal.header.path)
         reasons.append(f"read: mmap refused on {where}: {name} (errno {refusal.error.errno})")
-        return _load_by_reading(checkpoint, reasons, shards, progress, begun)
+        return _load_by_reading(checkpoint, reasons, shards, progress, _host_memory, begun)
     brought_in = time.monotonic_ns()
     shards.check_unchanged()
     odd_tensors = odd_bytes = 0
@@ -171,14 +191,26 @@ def _load_on_cpu(checkpoint: Checkpoint, policy: WeightsPolicy, shards: OpenShar
     return _Result(tensors, "mapped", reasons, steps, odd_tensors, odd_bytes, begun, ended, ceiling)
 
 
+def _cpu_reasons(policy: WeightsPolicy, instead: str) -> list[str]:
+    if policy.path in ("staged", "direct"):
+        return [f"{policy.path} is for GPUs: {instead} instead"]
+    if policy.path == "mapped" and instead == "read":
+        return ["read: mapped tensors can't lie in memory that was given"]
+    return []
+
+
 def _load_by_reading(
-    checkpoint: Checkpoint, reasons: list[str], shards: OpenShards, progress: Progress, begun: int
+    checkpoint: Checkpoint,
+    reasons: list[str],
+    shards: OpenShards,
+    progress: Progress,
+    memory: Memory,
+    begun: int | None = None,
 ) -> _Result:
+    """``begun``: when an attempt began that this one stands in for."""
+    begun = time.monotonic_ns() if begun is None else begun
     plan = plan_placement(checkpoint)
-    try:
-        base = torch.empty(plan.size_bytes, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise LoadError(f"{plan.size_bytes} bytes of host memory can't be had", "out_of_memory") from error
+    base = memory(plan.size_bytes)
     allocated = time.monotonic_ns()
     read_shards(checkpoint, plan, base, shards, progress)
     moved = time.monotonic_ns()
@@ -187,12 +219,36 @@ def _load_by_reading(
     ended = time.monotonic_ns()
     steps = {"allocate": allocated - begun, "read": moved - allocated, "views": ended - moved}
     ceiling = measure_read_ceiling(checkpoint, shards)
-    return _Result(tensors, "read", reasons, steps, plan.odd_tensors, plan.odd_bytes, begun, ended, ceiling)
+    odd = plan.odd_tensors, plan.odd_bytes
+    return _Result(tensors, "read", reasons, steps, *odd, begun, ended, ceiling, base, plan)
 
 
-def _allocate(device: CudaDevice, plan: Plan) -> torch.Tensor:
+def _host_memory(size_bytes: int) -> torch.Tensor:
     try:
-        return device.allocate(plan.size_bytes)
+        return torch.empty(size_bytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise LoadError(f"{size_bytes} bytes of host memory can't be had", "out_of_memory") from error
+
+
+def _checked(memory: Memory) -> Memory:
+    """Return ``memory`` held to what a plan needs. Raises, when it is called: LoadError."""
+
+    def give(size_bytes: int) -> torch.Tensor:
+        base = memory(size_bytes)
+        if base.dtype is not torch.uint8 or base.dim() != 1 or not base.is_contiguous() or len(base) < size_bytes:
+            found = f"{base.dtype} {list(base.shape)}"
+            raise LoadError(f"the memory given is {found}; {size_bytes} contiguous bytes of uint8 are needed")
+        if size_bytes and base.data_ptr() % SECTION_ALIGNMENT_BYTES:
+            where = f"{base.data_ptr():#x}, no multiple of {SECTION_ALIGNMENT_BYTES}"
+            raise LoadError(f"the memory given begins at {where}")
+        return base
+
+    return give
+
+
+def _allocate(device: CudaDevice, plan: Plan, memory: Memory) -> torch.Tensor:
+    try:
+        return memory(plan.size_bytes)
     except torch.OutOfMemoryError as error:
         free, total = device.memory()
         text = f"{device.name}: {plan.size_bytes} bytes are needed, {free} of {total} are free"

@@ -104,6 +104,49 @@ def test_tensors_of_a_map_can_be_written_without_touching_the_file(tmp_path: Pat
     assert path.read_bytes() == before
 
 
+def given_memory(spare_bytes: int = 0, shift_bytes: int = 0) -> Callable[[int], torch.Tensor]:
+    """Return what gives memory as a caller with its own does: aligned, perhaps larger, 0xEE where nothing was read."""
+
+    def give(size_bytes: int) -> torch.Tensor:
+        room = torch.full((size_bytes + spare_bytes + shift_bytes + 512,), 0xEE, dtype=torch.uint8)
+        start = -room.data_ptr() % 512 + shift_bytes
+        return room[start : start + size_bytes + spare_bytes]
+
+    return give
+
+
+def test_tensors_lie_in_the_memory_that_was_given(tmp_path: Path) -> None:
+    """Each tensor is a view of it at the plan's place, byte for byte; what is left over is not touched."""
+    tensors = every_dtype(3)
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise(tensors)))
+
+    loaded = load(
+        checkpoint, open_device("cpu"), WeightsPolicy(), progress=lambda *_: None, memory=given_memory(spare_bytes=100)
+    )
+
+    assert loaded.path == "read"
+    assert loaded.reason is None
+    assert loaded.base is not None
+    assert loaded.plan is not None
+    assert loaded.base[loaded.plan.size_bytes :].tolist() == [0xEE] * 100
+    assert verify(checkpoint, loaded.tensors).is_equal
+    for placement in loaded.plan.placements:
+        assert loaded.tensors[placement.entry.name].data_ptr() == loaded.base.data_ptr() + placement.target
+
+
+def test_memory_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """Too little, misaligned or no bytes: the error has the numbers, and nothing is written."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1024])])))
+    unfit: list[tuple[Callable[[int], torch.Tensor], str]] = [
+        (lambda size: torch.empty(size - 1, dtype=torch.uint8), r"is torch.uint8 \[4095\]; 4096 contiguous bytes"),
+        (lambda size: torch.empty(size // 4, dtype=torch.int32), r"is torch.int32 \[1024\]; 4096 contiguous bytes"),
+        (given_memory(shift_bytes=8), "no multiple of 512"),
+    ]
+    for memory, words in unfit:
+        with pytest.raises(LoadError, match=words):
+            load(checkpoint, open_device("cpu"), WeightsPolicy(), progress=lambda *_: None, memory=memory)
+
+
 def test_figures_stand_beside_their_ceiling(tmp_path: Path) -> None:
     """Bytes, rate, ceiling and steps are there; progress ends at the whole and only grows."""
     checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 20])])))

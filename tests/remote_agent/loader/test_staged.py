@@ -63,6 +63,26 @@ def test_every_byte_arrives_through_a_ring_much_smaller_than_the_file(checkpoint
     assert gpu.fake_driver.contexts == 0
 
 
+def test_tensors_lie_in_the_memory_that_was_given(checkpoint: Checkpoint) -> None:
+    """A caller's own device memory is filled at the plan's places, and is what the load gives back."""
+    gpu = FakeGpu(FakeRuntime())
+    gpu.open_context()
+    given = []
+
+    def memory(size_bytes: int) -> torch.Tensor:
+        given.append(gpu.allocate(size_bytes + 4096))
+        return given[0]
+
+    loaded = load(checkpoint, gpu, WeightsPolicy(), progress=lambda *_: None, memory=memory)
+
+    assert loaded.base is given[0]
+    assert loaded.plan is not None
+    assert verify(checkpoint, loaded.tensors).is_equal
+    for placement in loaded.plan.placements:
+        assert loaded.tensors[placement.entry.name].data_ptr() == given[0].data_ptr() + placement.target
+    gpu.close()
+
+
 def test_the_ring_is_kept_from_load_to_load(checkpoint: Checkpoint) -> None:
     """Pinning happens once a context, however many loads there are."""
     runtime = FakeRuntime()
