@@ -11,7 +11,7 @@ from pathlib import Path
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.paths import KEEPER_SOCKET_NAME, StateDir, socket_address
 from remote_agent.agentd.reaper import Reaper
-from remote_agent.keeper import device_files
+from remote_agent.keeper.devices import device_files
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.processes import Process, descendants, end, find, within
 from remote_agent.client import Client
 from remote_agent.errors import ConnectionLostError, LaunchError, SilentAgentError, StateDirError
-from remote_agent.keeper import tell_keeper
+from remote_agent.keeper.client import tell_keeper
 from remote_agent.protocol.messages import Empty, ShutdownParams
 from remote_agent.verbs._common import guarded, make_parser, print_json, state_of
 

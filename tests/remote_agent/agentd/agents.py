@@ -16,7 +16,7 @@ from remote_agent.agentd.daemon import holder
 from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import Client
-from remote_agent.keeper import tell_keeper
+from remote_agent.keeper.client import tell_keeper
 from remote_agent.protocol.messages import (
     Actor,
     Empty,
