@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.devices.base import Fact
 from remote_agent.devices.calls import Calls
 from remote_agent.errors import DeviceError
 from remote_agent.loader.ring import PinnedRing
+from remote_agent.resident.gpu_memory import GpuSpace
 
 if TYPE_CHECKING:
     import torch
+
+    from remote_agent.resident.memory import SharedMemory
 
 DRIVER = "cuda.bindings.driver"
 RUNTIME = "cuda.bindings.runtime"
@@ -123,6 +126,16 @@ class CudaDevice:
         import torch
 
         return torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
+
+    def share(self, size_bytes: int) -> SharedMemory:
+        return self.shared_space().create(size_bytes)
+
+    def map_shared(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
+        return self.shared_space().map_descriptor(descriptor, size_bytes, on_gone)
+
+    def shared_space(self) -> GpuSpace:
+        """Return what makes and maps memory behind descriptors here."""
+        return GpuSpace(self._driver, self.ordinal, self.synchronise)
 
     def current_stream(self) -> int:
         """Return the stream on which `allocate` hands memory out; other streams must wait for it."""

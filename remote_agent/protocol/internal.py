@@ -30,6 +30,35 @@ class ShardIdentity:
 
 
 @dataclass(frozen=True)
+class Manifest:
+    """What a resident is, beside its memory at the keeper; where each tensor lies stands behind it (see `manifest`).
+
+    ``device``: ``cpu`` or a GPU UUID. ``size_bytes`` is the memory's, ``tensor_bytes`` the tensors' own.
+    ``checksum`` is of samples (see `checksum`). ``versions``: of the packages that loaded it.
+    """
+
+    name: str
+    run_uid: str
+    recipe: str
+    model: str
+    shards: tuple[ShardIdentity, ...]
+    device: str
+    boot_id: str
+    owner: str
+    size_bytes: int
+    tensor_bytes: int
+    created_wall_ns: int
+    ttl_s: float | None
+    checksum: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tensor_bytes <= self.size_bytes or not self.size_bytes:
+            raise ValueError(f"size_bytes: {self.size_bytes} bytes can't hold tensors of {self.tensor_bytes}")
+
+
+@dataclass(frozen=True)
 class PreflightReport:
     """The preflight child's only message."""
 
