@@ -33,7 +33,7 @@ class SpawnError(AgentError):
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is started for."""
+    """What a worker is started for. ``owner``: whose the warm model will be."""
 
     run_uid: str
     recipe: Recipe
@@ -41,6 +41,8 @@ class Order:
     python: tuple[str, ...]
     cache_directory: str
     stderr: Path
+    state_directory: str
+    owner: str
 
 
 class Worker:
@@ -63,10 +65,18 @@ class Worker:
     def assign(self, order: Order, asked_mono_ns: int) -> None:
         """Give it a job, the first or a further one."""
         self.order = order
-        job = WorkerJob(
-            order.run_uid, order.recipe, order.device, asked_mono_ns, order.cache_directory, self.zygote_reason
+        self.send(
+            WorkerJob(
+                order.run_uid,
+                order.recipe,
+                order.device,
+                asked_mono_ns,
+                order.cache_directory,
+                self.zygote_reason,
+                order.state_directory,
+                order.owner,
+            )
         )
-        self.send(job)
 
     def send(self, message: InternalMessage) -> None:
         self._channel.send(message)

@@ -110,6 +110,7 @@ class WorkerJob:
     """The first message to a worker: one run on one device (``cpu`` or a GPU UUID).
 
     ``init_mono_ns``: when agentd asked for the worker, where the ``init`` stage starts.
+    ``state_directory``: where the keeper is found that may have the weights; ``owner``: whose they are there.
     """
 
     run_uid: str
@@ -118,13 +119,20 @@ class WorkerJob:
     init_mono_ns: int
     cache_directory: str
     zygote_reason: str | None = None
+    state_directory: str | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True)
 class WorkerGo:
-    """Preflight has passed: the device may be touched now."""
+    """Preflight has passed: the device may be touched now.
+
+    ``resident``: the name under which the keeper has these weights (``is_resident``), or may be given them.
+    """
 
     shards: tuple[ShardIdentity, ...]
+    resident: str | None = None
+    is_resident: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,12 +168,24 @@ class WorkerFinding:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """Every stage is done and the worker holds the model. ``first_output_mono_ns`` is a point in time."""
+    """Every stage is done and the model is held. ``first_output_mono_ns`` is a point in time.
+
+    ``tier`` is ``standby`` where the worker holds it. ``resident``: what the keeper has it as, if it has it.
+    """
 
     first_output_mono_ns: int
     output: str
     tier: Tier
     bytes: int
+    resident: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerLostResident:
+    """What the keeper had as ``resident`` could not be used; it was dropped."""
+
+    resident: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -192,7 +212,7 @@ class SamplerReport:
 
 InternalMessage = Union[
     PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerGo, WorkerStage,
-    WorkerProgress, WorkerFinding, WorkerReady, WorkerFailed, WorkerRelease, SamplerReport,
+    WorkerProgress, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerRelease, SamplerReport,
 ]  # fmt: skip
 
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}
