@@ -179,10 +179,20 @@ class CudaDevice:
             return False  # no driver here; `initialise` says so
 
     def _uuid(self) -> str:
-        name = "cuDeviceGetUuid_v2" if hasattr(self._driver.module, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-        value = self._driver(name, self._handle)
-        prefix = "MIG" if self.name.startswith("MIG-") else "GPU"
-        return f"{prefix}-{uuid.UUID(bytes=bytes(value.bytes)[:16])}"
+        return uuid_of(self._driver, self._handle, "MIG" if self.name.startswith("MIG-") else "GPU")
+
+
+def uuid_of(driver: Calls, handle: Any, prefix: str = "GPU") -> str:
+    """Return a device's UUID as NVML writes it. Raises: DeviceError"""
+    name = "cuDeviceGetUuid_v2" if hasattr(driver.module, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    value = driver(name, handle)
+    return f"{prefix}-{uuid.UUID(bytes=bytes(value.bytes)[:16])}"
+
+
+def visible_uuids(driver: Calls) -> list[str]:
+    """Return the UUID of each GPU that this process sees, by ordinal; initialises the driver. Raises: DeviceError"""
+    driver("cuInit", 0)
+    return [uuid_of(driver, driver("cuDeviceGet", ordinal)) for ordinal in range(driver("cuDeviceGetCount"))]
 
 
 def _lap(begun_ns: int) -> tuple[int, int]:
