@@ -121,7 +121,7 @@ class Agent:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(DEADLINE_S)
         if self.state.run.exists():
-            tell_keeper(self.state, "stop")
+            tell_keeper(self.state, "stop!")
 
     def order(self, name: str, text: str | None) -> None:
         """Tell a stub what to do from now on; None takes it back."""
