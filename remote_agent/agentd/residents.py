@@ -108,6 +108,21 @@ class Residents:
                 except RefusedError as refusal:
                     self._events.emit(Finding("stale_resident", "warning", f"{reason}, but {refusal}"), one.run_uid)
 
+    def idle(self, device: str) -> tuple[Resident, ...]:
+        """Return what the keeper alone holds there and nobody is attached to, the least recently used first."""
+        there = [held.resident for held in self._holders if held.worker is None and held.resident.device == device]
+        return tuple(sorted((one for one in there if not one.attached), key=lambda one: one.since_wall_ns))
+
+    async def let_go(self, resident: Resident, reason: str) -> bool:
+        """Let one go that nobody is attached to, and return whether it went."""
+        held = self._holders.of_name(resident.name)
+        try:
+            if held is not None:
+                await self._release(held, reason)
+        except RefusedError:
+            return False  # somebody attached just now
+        return held is not None
+
     async def release(
         self, run_uid: str | None, reason: str, force: bool = False, wait_s: float = 0.0
     ) -> tuple[Resident, ...]:

@@ -209,11 +209,31 @@ class Run:
             self._tier_from = Tier.STANDBY
         else:
             await self._replace_stale()
-            check.check_memory([device for device in self._devices if device not in resident], report.bytes)
+            for device in self._devices:
+                if device not in resident:
+                    await self._find_room(check, device, report.bytes)
             self._tier_from = Tier.RESIDENT if len(resident) == len(self._devices) else found_tier(report)
         if self._recipe.target_tier == "resident":
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
+
+    async def _find_room(self, check: Preflight, device: str, needed_bytes: int) -> None:
+        """See that the weights fit on a device, and let residents go for them where the recipe says so.
+
+        Raises: StageError ``no_memory``
+        """
+        residents = self._services.residents
+        idle = residents.idle(device) if self._recipe.hold.make_room else ()
+        check.check_memory((device,), needed_bytes - sum(one.bytes for one in idle))  # else nothing goes
+        for one in idle:
+            try:
+                check.check_memory((device,), needed_bytes)
+                return
+            except StageError:
+                went = await residents.let_go(one, f"run {self.params.run_uid} needed its room")
+                # The host's own figure is read each time; a GPU's is the sampler's, which looks now and then.
+                needed_bytes -= one.bytes if went and device != CPU else 0
+        check.check_memory((device,), needed_bytes)
 
     async def _replace_stale(self) -> None:
         reason = f"its files changed: run {self.params.run_uid} loads them again"

@@ -158,10 +158,14 @@ class FirstRequest:
 
 @dataclass(frozen=True)
 class Hold:
-    """Who keeps the warm model, and for how long (``None``: until released)."""
+    """Who keeps the warm model, and for how long (``None``: until released).
+
+    ``make_room``: where its memory is short, residents go that nobody is attached to, the least recently used first.
+    """
 
     owner: str | None = None
     ttl_s: float | None = None
+    make_room: bool = False
 
     def __post_init__(self) -> None:
         if self.ttl_s is not None and self.ttl_s <= 0:

@@ -23,6 +23,7 @@ from remote_agent.protocol.messages import (
     Resident,
     ResidentChanged,
     ResidentListResult,
+    RunRecord,
     RunState,
     ShutdownParams,
     StageStatus,
@@ -319,6 +320,33 @@ def test_a_refusal_for_want_of_memory_names_who_holds_it(make_agent: Callable[..
 
     assert kept.tier_to is Tier.RESIDENT
     assert "held by tiny of team-a (1000 bytes, descriptors)" in failure_of(refused).detail
+
+
+def warm_on_gpu(agent: Agent, client: Watcher, file: str, stub: str = "", **hold: Any) -> RunRecord:
+    """Warm a resident of another file of its own on the first GPU."""
+    agent.model = agent.model.with_name(file)
+    agent.model.write_bytes(file.encode())
+    return client.warm(agent.params(stub, ("cuda:0",), target_tier="resident", hold=Hold(**hold)))
+
+
+def test_room_is_made_where_the_recipe_says_so(make_agent: Callable[..., Agent]) -> None:
+    """The least recently used go first, only as many as are needed, none for nothing; what is attached stays."""
+    agent = make_agent(orders={"sampler": "ok 7999999000"})
+    with agent.client("") as client:
+        eventually(lambda: client.status().probe.gpus, "the sampler reports")  # type: ignore[union-attr]
+        first, second, third = (warm_on_gpu(agent, client, name, "bytes:1") for name in ("first", "second", "third"))
+        names = {one.run_uid: one.name for one in residents(client)}
+        with attached(agent, names[first.run_uid]):
+            fits = warm_on_gpu(agent, client, "fourth", "bytes:1500", make_room=True)
+            left = {one.run_uid for one in residents(client)}
+            too_large = warm_on_gpu(agent, client, "fifth", "bytes:9000000000", make_room=True)
+            refused = warm_on_gpu(agent, client, "sixth", "bytes:1500")
+            after = {one.run_uid for one in residents(client)}
+
+    assert fits.state is RunState.READY
+    assert left == after == {first.run_uid, third.run_uid, fits.run_uid}
+    assert second.run_uid not in left
+    assert [failure_of(run).code for run in (too_large, refused)] == ["no_memory"] * 2
 
 
 def test_what_is_at_the_keeper_and_no_resident_is_left_alone(agent: Agent) -> None:
