@@ -48,9 +48,21 @@ class KeeperLink:
         return await self._ensure(for_residents=True)
 
     async def release(self) -> bool:
-        """Let the keeper close the devices, and return whether it holds none now."""
-        count = await self._ask("release")
-        return count == 0 or (count is None and self.pid is None)
+        """Let the keeper close the devices, and return whether it holds none now.
+
+        Raises: RefusedError ``residents_held``: their memory would go with the driver's state
+        """
+        try:
+            reply = await asyncio.to_thread(ask, self._address, "release")
+        except KeeperRefusedError as refusal:
+            raise RefusedError("residents_held", f"the keeper does not release the driver: {refusal}") from refusal
+        except KeeperGoneError:
+            self.pid = None
+            return True
+        except KeeperError as error:
+            log.warning("the keeper does not answer: %s", error)
+            return False
+        return reply.count == 0
 
     async def stop(self, force: bool) -> None:
         """End the keeper; while it holds residents, only with ``force``."""

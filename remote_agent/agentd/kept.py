@@ -24,6 +24,7 @@ class Kept:
         self._holders, self._keeper, self._arm = holders, keeper, arm
         self._expected: dict[str, str] = {}
         self._unreadable: set[str] = set()
+        self._complaint = ""
         self.settled = asyncio.Event()
 
     def remember(self, resident: Resident) -> None:
@@ -58,22 +59,25 @@ class Kept:
     async def watch(self, interval_s: float) -> None:
         """Compare again and again."""
         while True:
-            try:
-                await self.compare()
-            except KeeperError as error:
-                log.warning("the keeper can't be asked what it holds: %s", error)
-            except Exception:
-                log.exception("the keeper's residents can't be compared")
+            await self._try_to_compare()
             self.settled.set()
             await asyncio.sleep(interval_s)
 
     async def refresh(self) -> None:
         """Compare now; what can't be asked stays as it was known."""
         await self.settled.wait()
+        await self._try_to_compare()
+
+    async def _try_to_compare(self) -> None:
         try:
             await self.compare()
+            self._complaint = ""
         except KeeperError as error:
-            log.warning("the keeper can't be asked what it holds: %s", error)
+            if self._complaint != str(error):
+                log.warning("the keeper can't be asked what it holds: %s", error)
+            self._complaint = str(error)
+        except Exception:
+            log.exception("the keeper's residents can't be compared")
 
     async def compare(self) -> None:
         """Take in what the keeper has and nobody stands for; let go what it no longer has. Raises: KeeperError"""

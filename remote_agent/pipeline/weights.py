@@ -89,8 +89,11 @@ def load_weights(
         measure.reason = "; ".join(filter(None, (f"not shared: {problem}", measure.reason)))
     backing = Backing(problem=problem)
     if shared:
-        keepable = _seal(loaded, found, shared[0], device, identities)
-        backing = Backing(keepable, False, shared[0].size_bytes)
+        try:
+            keepable = _seal(loaded, found, shared[0], device, identities)
+            backing = Backing(keepable, False, shared[0].size_bytes)
+        except DeviceError as error:
+            backing = Backing(problem=str(error))
     return Weights(loaded.tensors, found.root, loaded.notes, backing)
 
 

@@ -75,6 +75,15 @@ def attached(agent: Agent, name: str | None) -> Iterator[socket.socket]:
         yield link
 
 
+@pytest.fixture
+def with_keeper(make_agent: Callable[..., Agent]) -> Agent:
+    """Return an agent of a host with device files, whose keeper runs."""
+    agent = make_agent(devices=("nvidiactl", "nvidia0"))
+    with agent.client() as client:
+        keeper_pid(client)
+    return agent
+
+
 def test_a_resident_needs_no_worker(agent: Agent) -> None:
     """The run is ready, its worker ends, and the keeper's part is listed with everything that is known of it."""
     resident = warm(agent, hold=Hold("team-a", 3600.0))
@@ -175,6 +184,17 @@ def test_ending_the_keeper_is_refused_while_it_holds_residents(agent: Agent) -> 
     eventually(lambda: not is_running(keeper), "the keeper ends")
 
 
+def test_the_driver_is_not_released_under_residents(with_keeper: Agent) -> None:
+    """Refused in words; with everything released before it, it is."""
+    warm(with_keeper)
+    with with_keeper.client() as client:
+        with pytest.raises(RefusedError, match="residents are held: 1; drop them first"):
+            client.call("resident.release", ReleaseParams(driver=True), ReleaseResult)
+        both = client.call("resident.release", ReleaseParams(everything=True, driver=True), ReleaseResult)
+
+    assert (len(both.released), both.driver_released) == (1, True)
+
+
 def test_a_resident_of_an_agent_that_forgot_is_taken_in(agent: Agent) -> None:
     """A lost journal loses no memory: what the keeper has is told by its manifest."""
     resident = warm(agent, hold=Hold("team-a"))
@@ -273,15 +293,6 @@ def test_time_to_live_waits_for_those_attached(agent: Agent) -> None:
             eventually(lambda: "is over, but" in agent.log(), "its time is over")
             assert len(residents(client)) == 1
         assert gone(client, listed.name) == "its time to live of 0.5 s is over"
-
-
-@pytest.fixture
-def with_keeper(make_agent: Callable[..., Agent]) -> Agent:
-    """Return an agent of a host with device files, whose keeper runs."""
-    agent = make_agent(devices=("nvidiactl", "nvidia0"))
-    with agent.client() as client:
-        keeper_pid(client)
-    return agent
 
 
 def test_a_standby_whose_worker_dies_leaves_its_weights(with_keeper: Agent) -> None:

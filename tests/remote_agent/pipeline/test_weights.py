@@ -10,9 +10,13 @@ import pytest
 import torch
 
 from remote_agent.devices.cpu import CpuDevice
+from remote_agent.errors import DeviceError
+from remote_agent.pipeline.keeping import Backing
 from remote_agent.pipeline.timing import Measure
 from remote_agent.pipeline.weights import Weights, load_weights
 from remote_agent.protocol.messages import ModelSource, Recipe
+from remote_agent.resident.gpu_memory import GpuSpace
+from remote_agent.resident.memory import Mapping
 from tests.remote_agent import checkpoints
 from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
 
@@ -78,6 +82,21 @@ def test_a_gpu_that_cannot_share_loads_as_before_and_says_why(
     assert words in (found.backing.problem or "")
     assert (measure.reason or "").startswith("not shared: ")
     assert gpu.fake_driver.vmm_leaks() == []
+
+
+def test_memory_that_cannot_be_sealed_is_not_handed_on(
+    llama: Path, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load stands; nobody else is given what could still be written."""
+
+    def refuse(space: GpuSpace, mapping: Mapping) -> None:
+        raise DeviceError("cuMemSetAccess failed: CUDA_ERROR_NOT_SUPPORTED (801)")
+
+    monkeypatch.setattr(GpuSpace, "make_read_only", refuse)
+    found, _ = load(llama, gpu, "resident")
+
+    assert equal(found, llama)
+    assert found.backing == Backing(problem="cuMemSetAccess failed: CUDA_ERROR_NOT_SUPPORTED (801)")
 
 
 def test_a_cpu_s_standby_stays_with_the_files(llama: Path) -> None:
