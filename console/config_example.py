@@ -39,7 +39,7 @@ tags = ["k8s"]
 model = { path = "/models/llama-2-7b" }
 dtype = "bfloat16"
 devices = ["auto"]              # auto, all, cpu, cuda:N or GPU UUIDs
-target_tier = "standby"
+target_tier = "standby"         # or resident: the weights alone stay, and need no process
 
 [recipes.llama.request]
 kind = "generate"

@@ -234,11 +234,14 @@ class Fleet:
         session.found(answer.run)
         return answer.run
 
-    async def release(self, node: str, run_uid: str | None = None) -> tuple[Resident, ...]:
-        """Let go of what a run left warm, of everything by default. Raises: LinkError, RequestRefused."""
+    async def release(self, node: str, run_uid: str | None = None, force: bool = False) -> tuple[Resident, ...]:
+        """Let go of what a run left warm, of everything by default; what is attached only with ``force``.
+
+        Raises: LinkError, RequestRefused.
+        """
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
-        params = ReleaseParams(run_uid, everything=run_uid is None)
+        params = ReleaseParams(run_uid, everything=run_uid is None, force=force)
         answer = await session.request("resident.release", params, ReleaseResult)
         await session.status()
         return answer.released

@@ -94,5 +94,6 @@ def _describe(event: Event, state: NodeState) -> tuple[str, str]:
 def _resident_line(data: ResidentChanged) -> str:
     resident = data.resident
     if data.state == "held":
-        return f"{resident.recipe} is {resident.tier.value} on {resident.device}, {size_text(resident.bytes)}"
+        attached = f", attached {resident.attached} times" if resident.attached else ""
+        return f"{resident.recipe} is {resident.tier.value} on {resident.device}, {size_text(resident.bytes)}{attached}"
     return f"{resident.recipe} left {resident.device}" + (f": {data.reason}" if data.reason else "")

@@ -34,7 +34,7 @@ VERBS = {
 
 CHILDREN = {
     "agentd": "remote_agent.agentd.server",
-    "keeper": "remote_agent.keeper",
+    "keeper": "remote_agent.keeper.process",
     "sampler": "remote_agent.sampler",
     "zygote": "remote_agent.zygote",
     "worker": "remote_agent.worker",

@@ -11,6 +11,11 @@ AgentError
 ├── LaunchError          the agent can't be reached or started
 ├── SilentAgentError     an agent runs and does not answer
 ├── ConnectionLostError  the agent closed the connection
+├── KeeperError          a keeper can't be asked
+│   ├── KeeperGoneError      none listens there
+│   └── KeeperRefusedError   it understood and refuses; the text is its own
+├── NotResidentError     no resident of that name, or several; names what is resident
+├── ResidentLostError    a resident is there and can't be used: load it again
 └── JournalError         a journal can't be read
 """
 
@@ -94,3 +99,27 @@ class ConnectionLostError(AgentError):
 
 class JournalError(AgentError):
     """A journal can't be read."""
+
+
+class KeeperError(AgentError):
+    """A keeper can't be asked."""
+
+
+class KeeperGoneError(KeeperError):
+    """No keeper listens there, or it went away."""
+
+
+class KeeperRefusedError(KeeperError):
+    """A keeper understood and refuses; the text is its own."""
+
+
+class NotResidentError(AgentError):
+    """Nothing resident goes by that name, or more than one thing does; ``resident`` lists what there is."""
+
+    def __init__(self, text: str, resident: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.resident = resident
+
+
+class ResidentLostError(AgentError):
+    """A resident is listed and its memory can't be used any more: it must be loaded again."""

@@ -17,13 +17,17 @@ from remote_agent.protocol.messages import Resident
 @click.argument("node")
 @click.option("--run", "run_uid", help="The run that left it warm, or how it begins.")
 @click.option("--all", "everything", is_flag=True, help="Everything that is warm on the node.")
+@click.option("--force", is_flag=True, help="Also what other processes have attached.")
 @yes_option
 @json_option
 @click.pass_obj
-def command(context: Context, node: str, run_uid: str | None, everything: bool, yes: bool, as_json: bool) -> int:
+def command(
+    context: Context, node: str, run_uid: str | None, everything: bool, force: bool, yes: bool, as_json: bool
+) -> int:
     """Let go of warm models on NODE; their memory is free afterwards.
 
-    Without --run or --all, the only one there is. On a terminal you are asked first.
+    Without --run or --all, the only one there is. On a terminal you are asked first. What other processes
+    have attached is refused, or let go with --force: they keep its memory until they end.
 
     Exit codes: 0 released, 2 nothing like that is warm, 3 the node is out of reach, 4 not confirmed.
     """
@@ -36,7 +40,7 @@ def command(context: Context, node: str, run_uid: str | None, everything: bool, 
     for uid in chosen:
         say(f"release {short_uid(uid)} on {name}: {described[uid]}")
     confirm(f"Release {counted(len(chosen), 'model')} on {name}?", yes)
-    released = run_async(_release(context, config, name, chosen))
+    released = run_async(_release(context, config, name, chosen, force))
     if as_json:
         emit({"node": name, "released": encode(released)})
     else:
@@ -52,6 +56,6 @@ async def _held(context: Context, config: Config, node: str) -> tuple[Resident, 
         return (await fleet.status(node)).residents
 
 
-async def _release(context: Context, config: Config, node: str, run_uids: list[str]) -> list[Resident]:
+async def _release(context: Context, config: Config, node: str, run_uids: list[str], force: bool) -> list[Resident]:
     async with context.fleet(config, [node]) as fleet:
-        return [one for uid in run_uids for one in await fleet.release(node, uid)]
+        return [one for uid in run_uids for one in await fleet.release(node, uid, force)]

@@ -83,6 +83,8 @@ def _tier_line(state: NodeState, width: int, moment: Moment) -> Line:
         pieces += [(recipe, "strong"), (f"  {shown}", role if state.is_known else "unknown")]
         if recipe in held and held[recipe].bytes:
             pieces.append((f" {size_text(held[recipe].bytes)}", "muted"))
+        if recipe in held and held[recipe].attached:
+            pieces.append((f" {held[recipe].attached} attached", "text"))
     options = [pieces]
     if (next_ns := next_start_ns(state)) is not None:
         options.insert(0, [*pieces, (f"  next {duration_text(next_ns)}", "muted")])

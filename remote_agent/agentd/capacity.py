@@ -66,7 +66,9 @@ def device_memory(
 ) -> Memory:
     """Return what is free on a device; for the CPU and for unified memory that is the host's."""
     ours = [resident for resident in residents if resident.device == device]
-    holders = [f"{r.recipe} of {r.owner} ({gigabytes(r.bytes)}, process {r.pid})" for r in ours]
+    # What descriptors hold has no process, and nvidia-smi shows none.
+    by = {r: "descriptors" if r.pid is None else f"process {r.pid}" for r in ours}
+    holders = [f"{r.recipe} of {r.owner} ({gigabytes(r.bytes)}, {by[r]})" for r in ours]
     gpu = next((gpu for gpu in report.gpus if gpu.uuid == device), None) if report else None
     if device == CPU or (gpu is not None and gpu.unified):
         return Memory(host_available_bytes, tuple(holders))

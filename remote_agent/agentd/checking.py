@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from remote_agent.agentd import hostfacts
 from remote_agent.agentd.capacity import check_memory, device_memory
-from remote_agent.agentd.reaper import Child, describe_exit
+from remote_agent.agentd.reaper import Child
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.timeline import Figure, Figures
 from remote_agent.agentd.workers import Order, SpawnError
@@ -28,7 +28,6 @@ class Preflight:
     async def report(self) -> PreflightReport:
         """Return what the process found. Raises: StageError if the checkpoint is refused or the process died."""
         reports: list[PreflightReport] = []
-        oom_kills = hostfacts.oom_kills()
 
         def heard(message: InternalMessage) -> None:
             if isinstance(message, PreflightReport):
@@ -40,7 +39,7 @@ class Preflight:
             raise StageError(Failure("preflight_not_started", str(error), "preflight")) from error
         await asyncio.wait([self.child.exit])
         if not reports:
-            how = describe_exit(self.child.exit.result(), oom_kills)
+            how = self.child.describe_exit()
             raise StageError(Failure("preflight_died", f"preflight {how} without a report", "preflight"))
         report = reports[0]
         if not report.ok or report.failure is not None:

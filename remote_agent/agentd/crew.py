@@ -19,6 +19,7 @@ from remote_agent.protocol.internal import (
     WorkerFailed,
     WorkerFinding,
     WorkerGo,
+    WorkerLostResident,
     WorkerMaps,
     WorkerProgress,
     WorkerReady,
@@ -102,10 +103,14 @@ class Crew:
         self._borrowed.clear()
         await self.watch(*(self.start_worker(order) for order in orders))
 
-    def send_go(self, go: WorkerGo) -> None:
-        for worker in self._workers.values():
-            worker.shards = go.shards
-            worker.send(go)
+    def send_go(self, shards: tuple[ShardIdentity, ...], residents: Mapping[str, str]) -> None:
+        """Let every worker go on. ``residents``: by device, what the keeper calls these files' weights there."""
+        kept = self._services.residents.kept
+        for device, worker in self._workers.items():
+            name = residents[device]
+            kept.expect(name, self._run_uid)
+            worker.shards = shards
+            worker.send(WorkerGo(shards, name, kept.has(name)))
 
     async def wait_ready(self) -> None:
         await self._all_ready.wait()
@@ -153,6 +158,8 @@ class Crew:
             self._mapped[device] = message
         elif isinstance(message, WorkerFinding):
             self._services.events.emit(message.finding, self._run_uid)
+        elif isinstance(message, WorkerLostResident):
+            self._services.residents.kept.lost(message.resident, message.reason)
         elif isinstance(message, WorkerFailed):
             self.fail(StageError(message.failure))
         elif isinstance(message, WorkerReady):

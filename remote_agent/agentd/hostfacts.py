@@ -14,6 +14,15 @@ def boot_id() -> str:
     return _read(PROC / "sys/kernel/random/boot_id") or "unknown"
 
 
+def boot_wall_ns() -> int:
+    """Return when this host was booted, to the second; 0 where that is not told."""
+    for line in _read(PROC / "stat").splitlines():
+        name, _, rest = line.partition(" ")
+        if name == "btime" and rest.strip().isdigit():
+            return int(rest) * 10**9
+    return 0
+
+
 def machine_id() -> str:
     """Return an id that differs between machines, or an empty text where the system has none."""
     return _read(Path("/etc/machine-id"))

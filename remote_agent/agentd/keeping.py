@@ -1,4 +1,4 @@
-"""agentd's side of the keeper: starts it where there is a driver to keep loaded, finds it again after a restart."""
+"""agentd's side of the keeper: starts it where there is something to hold, finds it again after a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from pathlib import Path
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.paths import KEEPER_SOCKET_NAME, StateDir, socket_address
 from remote_agent.agentd.reaper import Reaper
-from remote_agent.keeper import device_files
+from remote_agent.errors import KeeperError, KeeperGoneError, KeeperRefusedError, RefusedError
+from remote_agent.keeper.client import KeeperAddress, Listed, ask, list_residents
+from remote_agent.keeper.devices import device_files
+from remote_agent.protocol.internal import Manifest
+from remote_agent.resident.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +25,7 @@ POLL_S = 0.02
 
 
 class KeeperLink:
-    """Speaks the keeper's four words. A keeper that does not answer is logged, never waited for long."""
+    """Speaks the keeper's words. A keeper that does not answer is logged, never waited for long."""
 
     def __init__(
         self, state: StateDir, directory: int, reaper: Reaper, commands: Commands, log_descriptor: int, devices: Path
@@ -39,15 +43,71 @@ class KeeperLink:
         """Let the keeper hold the devices, again if it had released them."""
         self._background(self._hold())
 
-    async def release(self) -> bool:
-        """Let the keeper close the devices, and return whether it holds none now."""
-        count = await self._ask("release")
-        return count == 0 or (count is None and self.pid is None)
+    async def ensure(self) -> bool:
+        """Return whether a keeper runs, which is started where none does: it has weights to hold."""
+        return await self._ensure(for_residents=True)
 
-    async def stop(self) -> None:
-        """End the keeper."""
-        await self._ask("stop")
-        self.pid = None
+    async def release(self) -> bool:
+        """Let the keeper close the devices, and return whether it holds none now.
+
+        Raises: RefusedError ``residents_held``: their memory would go with the driver's state
+        """
+        try:
+            reply = await asyncio.to_thread(ask, self._address, "release")
+        except KeeperRefusedError as refusal:
+            raise RefusedError("residents_held", f"the keeper does not release the driver: {refusal}") from refusal
+        except KeeperGoneError:
+            self.pid = None
+            return True
+        except KeeperError as error:
+            log.warning("the keeper does not answer: %s", error)
+            return False
+        return reply.count == 0
+
+    async def stop(self, force: bool) -> None:
+        """End the keeper; while it holds residents, only with ``force``."""
+        if await self._ask("stop!" if force else "stop") is not None:
+            self.pid = None
+
+    # --- residents ---
+
+    async def residents(self) -> tuple[Listed, ...]:
+        """Return what the keeper holds; nothing where there is none. Raises: KeeperError if it does not answer"""
+        try:
+            return await asyncio.to_thread(list_residents, self._address)
+        except KeeperGoneError:
+            self.pid = None
+            return ()
+
+    async def manifest(self, name: str) -> Manifest:
+        """Return what a resident is. Raises: KeeperError, ResidentLostError"""
+        return await asyncio.to_thread(self._read_manifest, name)
+
+    async def drop(self, name: str, force: bool) -> None:
+        """Let the keeper close a resident, attached or not with ``force``; one that it has not is no error.
+
+        Raises: RefusedError ``attached``, naming the processes; KeeperError
+        """
+        try:
+            await asyncio.to_thread(ask, self._address, f"{'drop!' if force else 'drop'} {name}")
+        except KeeperGoneError:
+            pass
+        except KeeperRefusedError as refusal:
+            if not str(refusal).startswith("no resident"):
+                raise RefusedError("attached", f"{refusal}; force lets it go all the same") from refusal
+
+    @property
+    def _address(self) -> KeeperAddress:
+        return KeeperAddress(self._state)
+
+    def _read_manifest(self, name: str) -> Manifest:
+        reply = ask(self._address, f"show {name}")
+        try:
+            return read_manifest(reply.descriptors[0])[0]
+        except IndexError as error:
+            raise KeeperError(f"the keeper shows {name} without its manifest") from error
+        finally:
+            reply.close()
 
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -61,10 +121,10 @@ class KeeperLink:
         if await self._ensure():
             await self._ask("hold")
 
-    async def _ensure(self) -> bool:
+    async def _ensure(self, for_residents: bool = False) -> bool:
         if await self._ask("status") is not None:
             return True
-        if not device_files(self._devices):
+        if not for_residents and not device_files(self._devices):
             return False
         argv = self._commands.argv("keeper")
         arguments = ("--state-dir", str(self._state.root), "--devices", str(self._devices))

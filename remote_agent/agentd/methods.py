@@ -67,7 +67,7 @@ class _Calls:
         return RunResult(self._supervisor.get_run(cast(RunUidParams, params).run_uid))
 
     async def resident_list(self, _: object) -> ResidentListResult:
-        return ResidentListResult(self._supervisor.status().residents)
+        return ResidentListResult(await self._supervisor.list_residents())
 
     async def resident_release(self, params: object) -> ReleaseResult:
         return await self._supervisor.release(cast(ReleaseParams, params))

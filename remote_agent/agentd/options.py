@@ -29,12 +29,16 @@ class ClientLimits:
 
 @dataclass(frozen=True)
 class Options:
-    """``watch_s``: how often the agent looks whether its state directory is still its own."""
+    """``watch_s``: how often the agent looks whether its state directory is still its own.
+
+    ``keeper_s``: how often it asks the keeper what it holds and who is attached.
+    """
 
     heartbeat_s: float = 2.0
     host_sample_s: float = 1.0
     progress_s: float = 0.1
     watch_s: float = 1.0
+    keeper_s: float = 1.0
     runs_kept: int = KEEP
     devices_folder: Path = Path("/dev")
     journal: JournalLimits = field(default_factory=JournalLimits)

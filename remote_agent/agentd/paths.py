@@ -11,6 +11,7 @@ from remote_agent.errors import StateDirError
 
 SOCKET_NAME = "control.sock"
 KEEPER_SOCKET_NAME = "keeper.sock"
+ATTACH_FILE_NAME = "attach.allow"
 TAIL_LINE_CHARACTERS = 500
 
 

@@ -31,6 +31,11 @@ class Child:
         self.pid = pid
         self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._kill, self._group = kill, group
+        self._oom_kills = hostfacts.oom_kills()
+
+    def describe_exit(self) -> str:
+        """Return in words how the process ended, once it has."""
+        return describe_exit(self.exit.result(), self._oom_kills)
 
     @property
     def is_alive(self) -> bool:

@@ -1,105 +1,138 @@
-"""Warm models that are held on this node, each by the worker that loaded it, and when they go."""
+"""Warm models that are held on this node: by the worker that loaded each, by the keeper, or both; and when they go."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 
 from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.holders import Held, Holders, ReuseKey
+from remote_agent.agentd.keeping import KeeperLink
+from remote_agent.agentd.kept import Kept
 from remote_agent.agentd.workers import Worker
-from remote_agent.errors import RefusedError
+from remote_agent.errors import KeeperError, RefusedError
 from remote_agent.protocol.internal import InternalMessage, WorkerFinding
-from remote_agent.protocol.messages import Finding, Resident, ResidentChanged
+from remote_agent.protocol.messages import Finding, Resident, Tier
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 2.0
+"""How long what is attached stays after its time to live, before it is looked at again."""
 
-@dataclass(frozen=True)
-class ReuseKey:
-    """What must be equal for a standby to serve a run again; its files are compared besides."""
-
-    recipe_hash: str
-    environment: tuple[tuple[str, str], ...]
-    python: tuple[str, ...]
-    device: str
-
-
-@dataclass
-class _Held:
-    resident: Resident
-    worker: Worker
-    key: ReuseKey
-    busy_with: str | None = None
-    reason: str | None = None
-    timer: asyncio.TimerHandle | None = None
+LOOK_S = 0.1
 
 
 class Residents:
-    """Every standby of this node. Each appears and goes with one event, whatever ended it."""
+    """Every warm model of this node. Each appears and goes with one event, whatever ended it."""
 
-    def __init__(self, events: EventLog) -> None:
-        self._events = events
-        self._held: dict[Worker, _Held] = {}
-        self._releases: set[asyncio.Task[None]] = set()
+    def __init__(self, events: EventLog, keeper: KeeperLink) -> None:
+        self._events, self._keeper = events, keeper
+        self._holders = Holders(events)
+        self.kept = Kept(self._holders, keeper, self._arm)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def all(self) -> tuple[Resident, ...]:
-        return tuple(held.resident for held in self._held.values())
+        return tuple(held.resident for held in self._holders)
 
     @property
     def pids(self) -> dict[str, int]:
-        return {f"worker {h.resident.run_uid} {h.resident.device}": w.child.pid for w, h in self._held.items()}
+        workers = [(held.resident, held.worker) for held in self._holders]
+        return {f"worker {one.run_uid} {one.device}": w.child.pid for one, w in workers if w is not None}
 
     def hold(self, worker: Worker, key: ReuseKey, resident: Resident) -> None:
-        """Take ``worker`` in as holder, anew or again after it served another run."""
-        old = self._held.get(worker)
-        if old is None:
-            worker.gone.add_done_callback(lambda gone: self._gone(worker, gone.result()))
+        """Take in what a run left warm: ``worker`` holds it, anew or again, or the keeper does, and the worker goes."""
+        by = f"taken over by run {resident.run_uid}"
+        known = self._holders.of_worker(worker)
+        if known is not None:
+            self._holders.remove(known, by)
+        self._take_name(resident.name, by)
+        if resident.tier is Tier.RESIDENT:
+            worker.on_message = lambda worker, message: None
+            held = Held(replace(resident, pid=None))
+            self._background(self._end_worker(worker, held))
         else:
-            self._tell_gone(old, f"taken over by run {resident.run_uid}")
-        held = self._held[worker] = _Held(resident, worker, key)
-        worker.on_message = self._heard
-        self._events.emit(ResidentChanged(resident, "held"), resident.run_uid)
+            held = Held(resident, worker, key)
+            if known is None:
+                worker.gone.add_done_callback(lambda gone: self._gone(worker, gone.result()))
+            worker.on_message = self._heard
+        self._holders.add(held)
         self._arm(held)
 
     def find(self, key: ReuseKey) -> Worker | None:
         """Return an idle standby that fits."""
-        fitting = (w for w, held in self._held.items() if held.key == key and not held.busy_with and w.is_alive)
+        fitting = (
+            held.worker
+            for held in self._holders
+            if held.worker is not None and held.key == key and not held.busy_with and held.worker.is_alive
+        )
         return next(fitting, None)
 
     def take(self, worker: Worker, run_uid: str) -> None:
         """Mark a standby as serving another run; its time to live stands still."""
-        held = self._held[worker]
+        held = self._holders.of_worker(worker)
+        assert held is not None
         held.busy_with = run_uid
         if held.timer is not None:
             held.timer.cancel()
 
     def give_back(self, worker: Worker) -> None:
         """Say that the run that took a standby did not touch it."""
-        held = self._held.get(worker)
+        held = self._holders.of_worker(worker)
         if held is not None:
             held.busy_with = None
             self._arm(held)
 
     def blame(self, worker: Worker, reason: str) -> None:
         """Say why a holder will be gone, if it is one."""
-        held = self._held.get(worker)
+        held = self._holders.of_worker(worker)
         if held is not None:
             held.reason = held.reason or reason
 
     async def replace(self, worker: Worker, reason: str) -> None:
-        """Let one standby go and wait until it has."""
-        held = self._held.get(worker)
+        """Let one standby go and wait until it has; what the keeper has of it goes unless it is attached."""
+        held = self._holders.of_worker(worker)
         if held is not None:
             await self._release(held, reason)
 
-    async def release(self, run_uid: str | None, reason: str) -> tuple[Resident, ...]:
+    async def replace_stale(self, name: str, model: str, device: str, reason: str) -> None:
+        """Let go what the keeper has of other files of the same model on that device, where nobody is attached."""
+        for held in self._holders:
+            one = held.resident
+            is_stale = one.name not in (None, name) and (one.model, one.device) == (model, device)
+            if is_stale and held.worker is None:
+                try:
+                    await self._release(held, reason)
+                except RefusedError as refusal:
+                    self._events.emit(Finding("stale_resident", "warning", f"{reason}, but {refusal}"), one.run_uid)
+
+    def idle(self, device: str) -> tuple[Resident, ...]:
+        """Return what the keeper alone holds there and nobody is attached to, the least recently used first."""
+        there = [held.resident for held in self._holders if held.worker is None and held.resident.device == device]
+        return tuple(sorted((one for one in there if not one.attached), key=lambda one: one.since_wall_ns))
+
+    async def let_go(self, resident: Resident, reason: str) -> bool:
+        """Let one go that nobody is attached to, and return whether it went."""
+        held = self._holders.of_name(resident.name)
+        try:
+            if held is not None:
+                await self._release(held, reason)
+        except RefusedError:
+            return False  # somebody attached just now
+        return held is not None
+
+    async def release(
+        self, run_uid: str | None, reason: str, force: bool = False, wait_s: float = 0.0
+    ) -> tuple[Resident, ...]:
         """Let the models of one run go, or all (None), and return those that went.
 
-        Raises: RefusedError if there is none of that run, or a run is using one.
+        Raises: RefusedError if there is none of that run, a run is using one, or one stays attached for
+        ``wait_s`` and not ``force``; then nothing has gone.
         """
-        chosen = [held for held in self._held.values() if run_uid in (None, held.resident.run_uid)]
+        await self.kept.settled.wait()
+        chosen = [held for held in self._holders if run_uid in (None, held.resident.run_uid)]
         if run_uid is not None and not chosen:
             raise RefusedError("no_such_resident", f"run {run_uid} holds nothing on this node")
         for held in chosen:
@@ -107,47 +140,118 @@ class Residents:
                 raise RefusedError(
                     "busy", f"{held.resident.recipe} on {held.resident.device} serves run {held.busy_with}"
                 )
-        await asyncio.gather(*(self._release(held, reason) for held in chosen))
-        return tuple(held.resident for held in chosen if held.worker not in self._held)
+        if not force:
+            await self._wait_until_free(chosen, wait_s)
+        await asyncio.gather(*(self._release(held, reason, force) for held in chosen))
+        return tuple(held.resident for held in chosen if held not in self._holders)
 
     async def end_all(self, reason: str) -> None:
-        """End every holder, busy or not."""
-        await asyncio.gather(*(self._release(held, reason) for held in list(self._held.values())))
+        """End every worker that holds something, busy or not. What the keeper has stays there."""
+        await asyncio.gather(
+            *(self._end_worker(held.worker, held, reason) for held in self._holders if held.worker is not None)
+        )
 
-    async def _release(self, held: _Held, reason: str) -> None:
-        held.reason = held.reason or reason
-        stuck = await held.worker.release()
+    async def _wait_until_free(self, chosen: Sequence[Held], wait_s: float) -> None:
+        give_up_s = time.monotonic() + wait_s
+        while True:
+            try:
+                attached = {one.name: one.attached for one in await self._keeper.residents()}
+            except KeeperError as error:
+                raise RefusedError("keeper_silent", f"the keeper can't say who is attached: {error}") from error
+            busy = [(held.resident.name, attached.get(held.resident.name or "", ())) for held in chosen]
+            busy = [(name, pids) for name, pids in busy if pids]
+            if not busy:
+                return
+            if time.monotonic() >= give_up_s:
+                text = ", ".join(f"{name} by {_processes(pids)}" for name, pids in busy)
+                raise RefusedError("attached", f"attached is {text}; force lets it go all the same")
+            await asyncio.sleep(LOOK_S)
+
+    async def _release(self, held: Held, reason: str, force: bool = False) -> None:
+        """Let everything go that holds one model. Raises: RefusedError while it is attached, unless ``force``"""
+        before, held.reason = held.reason, held.reason or reason
+        try:
+            await self._drop(held, force)
+        except RefusedError:
+            held.reason = before
+            raise
+        if held.worker is not None:
+            await self._end_worker(held.worker, held, reason)
+        else:
+            self._holders.remove(held, reason)
+
+    async def _drop(self, held: Held, force: bool) -> None:
+        name = held.resident.name
+        if name is None:
+            return
+        try:
+            await self._keeper.drop(name, force)
+        except KeeperError as error:
+            raise RefusedError("keeper_silent", f"{name}: the keeper does not let go: {error}") from error
+        held.is_dropped = True
+
+    async def _end_worker(self, worker: Worker, held: Held, reason: str = "") -> None:
+        held.reason = held.reason or reason or None
+        stuck = await worker.release()
         if stuck:
             self._events.emit(
                 Finding("holder_stuck", "error", f"{held.resident.recipe}: {stuck}"), held.resident.run_uid
             )
         await asyncio.sleep(0)  # let what waits for the end of the worker hear of it
 
-    def _arm(self, held: _Held) -> None:
+    def _take_name(self, name: str | None, reason: str) -> None:
+        """Let what stood for the keeper's ``name`` stand for it no longer."""
+        known = self._holders.of_name(name)
+        if known is None:
+            return
+        if known.worker is None:
+            self._holders.remove(known, reason)
+        else:
+            self._holders.change(known, name=None, attached=0)
+
+    def _arm(self, held: Held) -> None:
         ttl_s = held.resident.ttl_s
-        if ttl_s is not None:
-            reason = f"its time to live of {ttl_s:g} s is over"
-            held.timer = asyncio.get_running_loop().call_later(ttl_s, self._let_go, held, reason)
+        if ttl_s is None:
+            return
+        left_s = ttl_s
+        if held.worker is None:  # its time runs on while no agent does
+            left_s = max(0.0, held.resident.since_wall_ns / 1e9 + ttl_s - time.time())
+        self._arm_in(left_s, held, f"its time to live of {ttl_s:g} s is over")
+
+    def _arm_in(self, delay_s: float, held: Held, reason: str) -> None:
+        held.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, held, reason)
+
+    def _expire(self, held: Held, reason: str) -> None:
+        self._background(self._let_go(held, reason))
+
+    async def _let_go(self, held: Held, reason: str) -> None:
+        try:
+            await self._release(held, reason)
+        except RefusedError as refusal:
+            log.info("%s, but %s", reason, refusal)
+            if held in self._holders:
+                self._arm_in(RETRY_S, held, reason)
 
     def _heard(self, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerFinding):
             self._events.emit(message.finding, worker.order.run_uid)
 
-    def _let_go(self, held: _Held, reason: str) -> None:
-        task = asyncio.ensure_future(self._release(held, reason))
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+    def _background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _gone(self, worker: Worker, how: str) -> None:
-        held = self._held.pop(worker)
-        self._tell_gone(held, held.reason or f"its worker {how}")
+        """Take note that a standby has ended; what the keeper has of it is a resident from now on."""
+        held = self._holders.of_worker(worker)
+        if held is None:
+            return
+        self._holders.remove(held, f"its worker {how}")
+        if held.resident.name is not None and not held.is_dropped:
+            left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None))
+            self._holders.add(left)
+            self._arm(left)
 
-    def _tell_gone(self, held: _Held, reason: str) -> None:
-        if held.timer is not None:
-            held.timer.cancel()
-        self._events.emit(ResidentChanged(held.resident, "gone", reason), held.resident.run_uid)
 
-
-def explain(residents: Sequence[Resident]) -> str:
-    """Return in words what is held, for a refusal."""
-    return ", ".join(f"{resident.recipe} on {resident.device}" for resident in residents)
+def _processes(pids: Sequence[int]) -> str:
+    return f"{'process' if len(pids) == 1 else 'processes'} {', '.join(map(str, pids))}"

@@ -15,15 +15,15 @@ from remote_agent.agentd import hostfacts
 from remote_agent.agentd.capacity import CPU, needs_sampler, resolve_devices
 from remote_agent.agentd.checking import Preflight, figures, found_tier
 from remote_agent.agentd.crew import Crew
+from remote_agent.agentd.holders import ReuseKey
 from remote_agent.agentd.lifecycle import RunEvent, next_run_state
 from remote_agent.agentd.reaper import Child
-from remote_agent.agentd.residents import ReuseKey
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.stages import WORKER_STAGES, StageBoard
 from remote_agent.agentd.timeline import Figure, Figures, Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
-from remote_agent.protocol.internal import ShardIdentity, WorkerGo
+from remote_agent.protocol.internal import ShardIdentity
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
@@ -39,6 +39,7 @@ from remote_agent.protocol.messages import (
     Tier,
 )
 from remote_agent.recipe import recipe_hash
+from remote_agent.resident.names import resident_name
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ class Run:
         self._board.begin("queue")
         await self._crew.watch(self._resolve_devices())
         await self._crew.watch(self._wait_for_slot())
+        await self._crew.watch(self._wait_for_keeper())
         self._board.end("queue")
         self._state = next_run_state(self._state, RunEvent.DEQUEUE)
         self._services.events.emit(RunStarted(), self.params.run_uid)
@@ -138,7 +140,7 @@ class Run:
             await self._crew.use_standbys_or_start(orders, self._shards)
         else:
             await self._crew.watch(self._check_files(), *(self._crew.start_worker(order) for order in orders))
-        self._crew.send_go(WorkerGo(self._shards))
+        self._crew.send_go(self._shards, {device: self._resident_name(device) for device in self._devices})
         await self._crew.watch(self._crew.wait_ready())
         self._hold()
 
@@ -167,6 +169,10 @@ class Run:
             self._services.events.emit(Finding("waiting", "info", text), self.params.run_uid)
         await slots.acquire(self.params.run_uid, self._devices)
 
+    async def _wait_for_keeper(self) -> None:
+        """Wait until it is known what is resident: a moment, after the agent's own start."""
+        await self._services.residents.kept.settled.wait()
+
     async def _probe_host(self) -> None:
         self._board.begin("probe")
         await self._services.sampler.wait_known(PROBE_PATIENCE_S)
@@ -186,23 +192,63 @@ class Run:
         """Have a process read the checkpoint's headers, and see that the model fits."""
         self._board.begin("preflight")
         if self._devices != (CPU,):
-            self._services.driver.hold()
+            self._services.keeper.hold()
         self._preflight = check = Preflight(self._services, self._order(self._devices[0]))
         report = await check.report()
         self._shards = report.shards
+        resident = [
+            device for device in self._devices if self._services.residents.kept.has(self._resident_name(device))
+        ]
         if self._crew.has_standbys(report.shards):
             self._tier_from = Tier.STANDBY
         else:
-            check.check_memory(self._devices, report.bytes)
-            self._tier_from = found_tier(report)
+            await self._replace_stale()
+            for device in self._devices:
+                if device not in resident:
+                    await self._find_room(check, device, report.bytes)
+            self._tier_from = Tier.RESIDENT if len(resident) == len(self._devices) else found_tier(report)
+        if self._recipe.target_tier == "resident":
+            await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
+
+    async def _find_room(self, check: Preflight, device: str, needed_bytes: int) -> None:
+        """See that the weights fit on a device, and let residents go for them where the recipe says so.
+
+        Raises: StageError ``no_memory``
+        """
+        residents = self._services.residents
+        idle = residents.idle(device) if self._recipe.hold.make_room else ()
+        check.check_memory((device,), needed_bytes - sum(one.bytes for one in idle))  # else nothing goes
+        for one in idle:
+            try:
+                check.check_memory((device,), needed_bytes)
+                return
+            except StageError:
+                went = await residents.let_go(one, f"run {self.params.run_uid} needed its room")
+                # The host's own figure is read each time; a GPU's is the sampler's, which looks now and then.
+                needed_bytes -= one.bytes if went and device != CPU else 0
+        check.check_memory((device,), needed_bytes)
+
+    async def _replace_stale(self) -> None:
+        reason = f"its files changed: run {self.params.run_uid} loads them again"
+        for device in self._devices:
+            name, model = self._resident_name(device), self._recipe.model.path
+            await self._services.residents.replace_stale(name, model, device, reason)
 
     # --- workers ---
 
     def _order(self, device: str) -> Order:
         cache = self._recipe.compile.cache_directory or str(self._services.state.cache)
         stderr = self._services.store.stderr_path(self.params.run_uid)
-        return Order(self.params.run_uid, self._recipe, device, self.params.python, cache, stderr)
+        state = str(self._services.state.root)
+        return Order(self.params.run_uid, self._recipe, device, self.params.python, cache, stderr, state, self._owner)
+
+    @property
+    def _owner(self) -> str:
+        return self._recipe.hold.owner or f"{self.params.actor.user}@{self.params.actor.host}"
+
+    def _resident_name(self, device: str) -> str:
+        return resident_name(self._recipe.model.path, self._shards, device)
 
     def _reuse_key(self, device: str) -> ReuseKey:
         return ReuseKey(self._hash, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
@@ -213,7 +259,6 @@ class Run:
         return whole if len(whole) == len(found) else {}
 
     def _hold(self) -> None:
-        actor = self.params.actor
         for device, (worker, ready) in self._crew.ready().items():
             resident = Resident(
                 self.params.run_uid,
@@ -223,9 +268,10 @@ class Run:
                 ready.tier,
                 ready.bytes,
                 worker.child.pid,
-                self._recipe.hold.owner or f"{actor.user}@{actor.host}",
+                self._owner,
                 time.time_ns(),
                 self._recipe.hold.ttl_s,
+                ready.resident,
             )
             self._services.residents.hold(worker, self._reuse_key(device), resident)
 
@@ -252,6 +298,7 @@ class Run:
             stuck = await self._crew.dismiss(self._preflight.child if self._preflight else None)
         if stuck:
             event, failure = RunEvent.HANG, _stuck(failure, [reason for _, reason in stuck])
+        self._services.residents.kept.expect_no_more(self.params.run_uid)
         self._state = next_run_state(self._state, event)
         self._final = final = self._settled(failure)
         self._services.events.emit(RunFinished(final), self.params.run_uid)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from remote_agent.agentd.channel import Channel
 from remote_agent.agentd.commands import Commands
-from remote_agent.agentd.reaper import Child, Reaper, describe_exit
+from remote_agent.agentd.reaper import Child, Reaper
 from remote_agent.protocol.internal import InternalMessage, SamplerReport
 from remote_agent.protocol.messages import Finding
 
@@ -118,7 +118,7 @@ class Sampler:
         reported = self.report is not None
         if not self._is_over():
             self.report = None
-            self._set("failed", f"the sampler {describe_exit(child.exit.result(), 0)}")
+            self._set("failed", f"the sampler {child.describe_exit()}")
         return reported
 
     def _abandon(self, child: Child, silent_s: float) -> None:

@@ -26,7 +26,7 @@ from remote_agent.agentd.session import Session
 from remote_agent.agentd.supervisor import Supervisor
 from remote_agent.agentd.tenure import Tenure
 from remote_agent.errors import StateDirError
-from remote_agent.keeper import peer_uid
+from remote_agent.keeper.sockets import peer_uid
 from remote_agent.protocol.messages import GpuSample, HostSample, Progress, Sample
 
 log = logging.getLogger(__name__)

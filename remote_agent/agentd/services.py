@@ -16,10 +16,12 @@ from remote_agent.agentd.workers import Workers
 from remote_agent.protocol.messages import Progress
 
 
-class Driver(Protocol):
-    """Keeps the driver's state loaded; `keeping.KeeperLink` is one."""
+class Keeper(Protocol):
+    """Keeps the driver's state loaded, and weights; `keeping.KeeperLink` is one."""
 
     def hold(self) -> None: ...
+
+    async def ensure(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -31,5 +33,5 @@ class Services:
     slots: Slots
     workers: Workers
     residents: Residents
-    driver: Driver
+    keeper: Keeper
     on_progress: Callable[[Progress], None]

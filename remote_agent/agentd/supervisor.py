@@ -81,10 +81,10 @@ class Supervisor:
         self._store = RunStore(state.runs, self.options.runs_kept)
         self.sampler = Sampler(self._reaper, commands, log_descriptor, self.events.emit, self.options.sampler)
         self._zygotes = Zygotes(self._reaper, commands, state.run, self.options.zygote)
-        self._residents = Residents(self.events)
         self._keeper = KeeperLink(
             state, run_directory, self._reaper, commands, log_descriptor, self.options.devices_folder
         )
+        self._residents = Residents(self.events, self._keeper)
         workers = Workers(self._reaper, commands, self._zygotes)
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(
@@ -100,7 +100,7 @@ class Supervisor:
         )
         self._runs: dict[str, Run] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._sampling: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Future[None]] = []
         self._closing = False
         self.stopping = asyncio.Event()
 
@@ -109,8 +109,11 @@ class Supervisor:
         self._reaper.start()
         self.events.emit(DaemonStarted(__version__, self.boot_id, os.getpid()))
         self._end_what_was_left()
-        self._sampling = asyncio.ensure_future(self.sampler.supervise())
         self._keeper.start()
+        self._watching = [
+            asyncio.ensure_future(self.sampler.supervise()),
+            asyncio.ensure_future(self._residents.kept.watch(self.options.keeper_s)),
+        ]
 
     # --- runs ---
 
@@ -197,6 +200,11 @@ class Supervisor:
         runs = tuple(run.record() for run in self._runs.values())
         return StatusResult(runs, self._residents.all(), processes, self.probe())
 
+    async def list_residents(self) -> tuple[Resident, ...]:
+        """Return what is warm, and who is attached now."""
+        await self._residents.kept.refresh()
+        return self._residents.all()
+
     async def release(self, params: ReleaseParams) -> ReleaseResult:
         """Let warm models go, and the driver when asked. Raises: RefusedError"""
         if params.run_uid is None and not params.everything and not params.driver:
@@ -204,18 +212,20 @@ class Supervisor:
         released: tuple[Resident, ...] = ()
         if params.everything or params.run_uid is not None:
             run_uid = None if params.everything else params.run_uid
-            released = await self._residents.release(run_uid, "released by request")
+            released = await self._residents.release(run_uid, "released by request", params.force, params.wait_s)
         return ReleaseResult(released, params.driver and await self._keeper.release())
 
     async def shut_down(self, params: ShutdownParams) -> None:
         """End runs, holders and the agent. Raises: RefusedError ``busy`` unless forced or idle."""
         busy = [f"run {uid}" for uid in self._runs]
-        busy += [f"{resident.recipe} on {resident.device}" for resident in self._residents.all()]
+        residents = [one for one in self._residents.all() if one.pid is not None or params.keeper]
+        busy += [f"{resident.recipe} on {resident.device}" for resident in residents]
         if busy and not params.force:
             raise RefusedError("busy", f"still here: {', '.join(busy[:20])}")
         await self.end_everything("the agent was told to stop")
         if params.keeper:
-            await self._keeper.stop()
+            await self._keeper.stop(params.force)
+            self._residents.kept.all_lost("the keeper was told to stop")
         self.stopping.set()
 
     async def end_everything(self, reason: str) -> None:
@@ -245,8 +255,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Write everything down; the last thing an agent does."""
-        if self._sampling is not None:
-            self._sampling.cancel()
+        for task in self._watching:
+            task.cancel()
         self.events.close()
         self._reaper.stop()
 
@@ -261,8 +271,9 @@ class Supervisor:
         recipe = params.recipe
         if self._closing:
             raise RefusedError("stopping", "the agent is ending")
-        if recipe.target_tier != "standby":
-            raise RefusedError("unsupported", f"target_tier {recipe.target_tier} is not supported yet: use standby")
+        if recipe.target_tier not in ("standby", "resident"):
+            text = f"target_tier {recipe.target_tier} is not supported yet: use standby or resident"
+            raise RefusedError("unsupported", text)
         if recipe.model.adapter != "native":
             raise RefusedError("unsupported", f"adapter {recipe.model.adapter} is not supported yet: use native")
         if not recipe.model.path.startswith(("/", "~")):
@@ -292,6 +303,9 @@ class Supervisor:
                 self._store.add(record)
             self.events.emit(RunFinished(record), record.run_uid)
         for resident in list(ledger.residents.values()):
+            if resident.pid is None and resident.name is not None:
+                self._residents.kept.remember(resident)
+                continue
             reason = "the agent that held it has ended"
             if resident.pid in states:
                 reason += f", but process {resident.pid} ignores SIGKILL: {states[resident.pid]}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from remote_agent.agentd.daemon import identity, take_lock, write_pid
 from remote_agent.agentd.paths import SOCKET_NAME, StateDir, make_private
-from remote_agent.keeper import listen
+from remote_agent.keeper.sockets import listen
 
 log = logging.getLogger(__name__)
 

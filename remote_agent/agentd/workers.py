@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote_agent.agentd import hostfacts
 from remote_agent.agentd.channel import Channel
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.paths import tail
-from remote_agent.agentd.reaper import Child, Reaper, describe_exit
+from remote_agent.agentd.reaper import Child, Reaper
 from remote_agent.agentd.zygotes import ZygoteError, Zygotes
 from remote_agent.errors import AgentError
 from remote_agent.protocol.internal import InternalMessage, ShardIdentity, WorkerJob, WorkerRelease, ZygoteFork
@@ -33,7 +32,7 @@ class SpawnError(AgentError):
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is started for."""
+    """What a worker is started for. ``owner``: whose the warm model will be."""
 
     run_uid: str
     recipe: Recipe
@@ -41,6 +40,8 @@ class Order:
     python: tuple[str, ...]
     cache_directory: str
     stderr: Path
+    state_directory: str
+    owner: str
 
 
 class Worker:
@@ -51,7 +52,6 @@ class Worker:
         self.shards: tuple[ShardIdentity, ...] = ()
         self.on_message: Callable[[Worker, InternalMessage], None] = lambda worker, message: None
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._oom_kills = hostfacts.oom_kills()
         self._protocol_breach: str | None = None
         self._channel = Channel(link, lambda message: self.on_message(self, message), self._closed)
         child.exit.add_done_callback(self._ended)
@@ -63,10 +63,18 @@ class Worker:
     def assign(self, order: Order, asked_mono_ns: int) -> None:
         """Give it a job, the first or a further one."""
         self.order = order
-        job = WorkerJob(
-            order.run_uid, order.recipe, order.device, asked_mono_ns, order.cache_directory, self.zygote_reason
+        self.send(
+            WorkerJob(
+                order.run_uid,
+                order.recipe,
+                order.device,
+                asked_mono_ns,
+                order.cache_directory,
+                self.zygote_reason,
+                order.state_directory,
+                order.owner,
+            )
         )
-        self.send(job)
 
     def send(self, message: InternalMessage) -> None:
         self._channel.send(message)
@@ -91,10 +99,10 @@ class Worker:
         loop.call_later(0 if breach else SETTLE_S, self.child.signal, signal.SIGTERM)
         loop.call_later(SETTLE_S + 1, self.child.signal, signal.SIGKILL)
 
-    def _ended(self, code: asyncio.Future[int]) -> None:
+    def _ended(self, _: asyncio.Future[int]) -> None:
         self._channel.drain()
         self._channel.close()
-        how = describe_exit(code.result(), self._oom_kills)
+        how = self.child.describe_exit()
         if self._protocol_breach:
             how = f"broke the protocol and was ended: {self._protocol_breach}"
         self.gone.set_result(how)

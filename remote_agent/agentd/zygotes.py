@@ -21,7 +21,7 @@ from typing import TypeVar
 from remote_agent.agentd.channel import Channel
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.paths import tail
-from remote_agent.agentd.reaper import Child, Reaper, describe_exit
+from remote_agent.agentd.reaper import Child, Reaper
 from remote_agent.errors import AgentError
 from remote_agent.protocol.internal import InternalMessage, ZygoteFork, ZygoteForked, ZygoteReady, ZygoteRefused
 
@@ -149,7 +149,7 @@ class Zygote:
         self._channel.drain()
         self._channel.close()
         last = tail(self.stderr, 1)
-        how = describe_exit(self.child.exit.result(), 0)
+        how = self.child.describe_exit()
         self._fail(f"the zygote {how}" + (f": {last[0][:300]}" if last and not self.ready.done() else ""))
         self.stderr.unlink(missing_ok=True)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol, Union
 
 if TYPE_CHECKING:
     import torch
+
+    from remote_agent.resident.memory import SharedMemory
 
 Fact = Union[int, float, str, bool, None]
 
@@ -40,6 +42,15 @@ class Device(Protocol):
 
     def memory(self) -> tuple[int, int]:
         """Return free and total bytes."""
+
+    def share(self, size_bytes: int) -> SharedMemory:
+        """Return memory that can outlive this process, at least ``size_bytes`` of it."""
+
+    def map_shared(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
+        """Return shared memory behind a descriptor, which may be closed then, as a flat uint8 tensor to read.
+
+        ``on_gone`` is called when nothing uses it any more. Raises: ResidentLostError, `on_gone` is not called then.
+        """
 
     def close(self) -> None:
         """Give back what ``open_context`` took. Safe to call again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,8 @@ from remote_agent.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
+
+    from remote_agent.resident.memory import SharedMemory
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -47,6 +49,20 @@ class CpuDevice:
             return int(sizes["MemAvailable"]) << 10, int(sizes["MemTotal"]) << 10
         except (OSError, ValueError, KeyError) as error:
             raise DeviceError(f"{MEMINFO} can't be read: {error}", "read", "meminfo") from error
+
+    def share(self, size_bytes: int) -> SharedMemory:
+        from remote_agent.resident.host_memory import HostMemory
+
+        free_bytes, _ = self.memory()
+        if size_bytes > free_bytes:  # the kernel would promise it, and kill whoever writes
+            text = f"{size_bytes} bytes of shared memory can't be had: {free_bytes} are free"
+            raise DeviceError(text, "share", "out_of_memory")
+        return HostMemory(size_bytes)
+
+    def map_shared(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
+        from remote_agent.resident.host_memory import map_host_memory
+
+        return map_host_memory(descriptor, size_bytes, on_gone)
 
     def close(self) -> None:
         """Nothing was taken."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.devices.base import Fact
 from remote_agent.devices.calls import Calls
 from remote_agent.errors import DeviceError
 from remote_agent.loader.ring import PinnedRing
+from remote_agent.resident.gpu_memory import GpuSpace
 
 if TYPE_CHECKING:
     import torch
+
+    from remote_agent.resident.memory import SharedMemory
 
 DRIVER = "cuda.bindings.driver"
 RUNTIME = "cuda.bindings.runtime"
@@ -124,6 +127,16 @@ class CudaDevice:
 
         return torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
 
+    def share(self, size_bytes: int) -> SharedMemory:
+        return self.shared_space().create(size_bytes)
+
+    def map_shared(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
+        return self.shared_space().map_descriptor(descriptor, size_bytes, on_gone)
+
+    def shared_space(self) -> GpuSpace:
+        """Return what makes and maps memory behind descriptors here."""
+        return GpuSpace(self._driver, self.ordinal, self.synchronise)
+
     def current_stream(self) -> int:
         """Return the stream on which `allocate` hands memory out; other streams must wait for it."""
         import torch
@@ -166,10 +179,20 @@ class CudaDevice:
             return False  # no driver here; `initialise` says so
 
     def _uuid(self) -> str:
-        name = "cuDeviceGetUuid_v2" if hasattr(self._driver.module, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-        value = self._driver(name, self._handle)
-        prefix = "MIG" if self.name.startswith("MIG-") else "GPU"
-        return f"{prefix}-{uuid.UUID(bytes=bytes(value.bytes)[:16])}"
+        return uuid_of(self._driver, self._handle, "MIG" if self.name.startswith("MIG-") else "GPU")
+
+
+def uuid_of(driver: Calls, handle: Any, prefix: str = "GPU") -> str:
+    """Return a device's UUID as NVML writes it. Raises: DeviceError"""
+    name = "cuDeviceGetUuid_v2" if hasattr(driver.module, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    value = driver(name, handle)
+    return f"{prefix}-{uuid.UUID(bytes=bytes(value.bytes)[:16])}"
+
+
+def visible_uuids(driver: Calls) -> list[str]:
+    """Return the UUID of each GPU that this process sees, by ordinal; initialises the driver. Raises: DeviceError"""
+    driver("cuInit", 0)
+    return [uuid_of(driver, driver("cuDeviceGet", ordinal)) for ordinal in range(driver("cuDeviceGetCount"))]
 
 
 def _lap(begun_ns: int) -> tuple[int, int]:

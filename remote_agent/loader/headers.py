@@ -19,7 +19,7 @@ from remote_agent.loader.problems import CheckpointProblem, counted, listed, sho
 from remote_agent.loader.sniff import SNIFF_BYTES, sniff
 from remote_agent.protocol.internal import ShardIdentity
 
-__all__ = ["HEADER_LIMIT_BYTES", "Header", "TensorEntry", "read_header"]
+__all__ = ["HEADER_LIMIT_BYTES", "Header", "TensorEntry", "check_entry", "read_header"]
 
 LENGTH_BYTES = 8
 HEADER_LIMIT_BYTES = 100_000_000
@@ -70,7 +70,7 @@ def read_header(path: Path, name: str | None = None) -> Header:
     entries.sort(key=lambda entry: (entry.start, entry.end))
     tensors = tuple(entries)
     del entries
-    problems = [problem for tensor in tensors if (problem := _check_entry(tensor, label)) is not None]
+    problems = [problem for tensor in tensors if (problem := check_entry(tensor, label)) is not None]
     if not problems:
         problems = _check_layout(tensors, label) or _check_size(tensors, data_start, status.st_size, label)
     if problems:
@@ -123,7 +123,8 @@ def _count_tensors(descriptor: int, length: int) -> str:
     return counted(found, "tensor") + (" in its first GiB" if length > COUNT_LIMIT_BYTES else "")
 
 
-def _check_entry(tensor: TensorEntry, label: str) -> CheckpointProblem | None:
+def check_entry(tensor: TensorEntry, label: str) -> CheckpointProblem | None:
+    """Return why a tensor's dtype, shape and offsets do not belong together; None where they do."""
     name = shown(tensor.name)
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:

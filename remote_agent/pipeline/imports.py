@@ -68,6 +68,9 @@ OPTIONAL = (
     "remote_agent.pipeline.assign",
     "remote_agent.pipeline.compilation",
     "remote_agent.pipeline.first_request",
+    "remote_agent.pipeline.hold",
+    "remote_agent.pipeline.weights",
+    "remote_agent.resident.host_memory",
 )
 """Imported where they exist: their names differ between releases, and a CPU host has no Triton."""
 

@@ -9,11 +9,12 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from remote_agent.pipeline.failures import describe_failure, fail
+from remote_agent.errors import AgentError, DeviceError, KeeperError, ResidentLostError
+from remote_agent.pipeline.failures import describe_failure, fail, one_line
 from remote_agent.pipeline.imports import import_model_code
 from remote_agent.pipeline.timing import Stages
 from remote_agent.protocol.internal import (
@@ -23,6 +24,7 @@ from remote_agent.protocol.internal import (
     WorkerFinding,
     WorkerGo,
     WorkerJob,
+    WorkerLostResident,
     WorkerReady,
     WorkerRelease,
 )
@@ -32,6 +34,9 @@ from remote_agent.recipe import recipe_hash
 if TYPE_CHECKING:
     from remote_agent.devices import Device
     from remote_agent.pipeline.assign import Warm
+    from remote_agent.pipeline.keeping import Backing, Keeping
+    from remote_agent.pipeline.timing import Measure
+    from remote_agent.pipeline.weights import Weights
 
 STANDBY = "the standby has it"
 
@@ -51,6 +56,7 @@ class Held:
     recipe_hash: str
     shards: tuple[ShardIdentity, ...]
     warm: Warm
+    backing: Backing
 
 
 class Runner:
@@ -86,16 +92,19 @@ class Runner:
         if not isinstance(go, WorkerGo):
             raise fail("protocol", f"a worker waits to be told to go on, not for a {type(go).__name__}")
         self._open_context(device, stages)
-        warm = self._reuse_model(job, go, stages) or self._warm_model(job, go, device, stages)
-        self._held = Held(recipe_hash(job.recipe), go.shards, warm)
+        from remote_agent.pipeline import first_request, hold, keeping
 
-        from remote_agent.pipeline import first_request, hold
-
+        keeper = keeping.Keeping(job, go)
+        held = self._reuse_model(job, go, stages) or self._warm_model(job, go, keeper, device, stages)
+        self._held = held
         with stages.measure("first_request", device) as measure:
-            answer = first_request.answer_first_request(warm, job.recipe.request, measure)
+            answer = first_request.answer_first_request(held.warm, job.recipe.request, measure)
         with stages.measure("hold", device) as measure:
-            tier = hold.hold_model(warm, device, measure)
-        self._line.send(WorkerReady(answer.first_output_mono_ns, answer.text, tier, warm.bytes))
+            kept = hold.hold_model(job.recipe, held.warm, held.backing, keeper, device, measure)
+        self._held = replace(held, backing=kept.backing)
+        if kept.problem is not None:
+            self._tell(Finding("not_kept", "warning", kept.problem))
+        self._line.send(WorkerReady(answer.first_output_mono_ns, answer.text, kept.tier, kept.bytes, kept.resident))
         return True
 
     def _initialise(self, job: WorkerJob, stages: Stages) -> Device:
@@ -120,7 +129,7 @@ class Runner:
             context.open_context(device, measure)
         self._has_context = True
 
-    def _reuse_model(self, job: WorkerJob, go: WorkerGo, stages: Stages) -> Warm | None:
+    def _reuse_model(self, job: WorkerJob, go: WorkerGo, stages: Stages) -> Held | None:
         """Return the held model if it is what the job asks for; let go of it otherwise."""
         held = self._held
         if held is None:
@@ -128,7 +137,7 @@ class Runner:
         if held.recipe_hash == recipe_hash(job.recipe) and held.shards == go.shards:
             for stage in ("weights", "assign", "compile"):
                 stages.reuse(stage, STANDBY)
-            return held.warm
+            return replace(held, backing=replace(held.backing, is_kept=go.is_resident))
         changed = "recipe" if held.recipe_hash != recipe_hash(job.recipe) else "checkpoint's files"
         self._tell(Finding("standby_replaced", "info", f"the {changed} changed: the warm model is loaded again"))
         self._held = None
@@ -136,18 +145,19 @@ class Runner:
         gc.collect()
         return None
 
-    def _warm_model(self, job: WorkerJob, go: WorkerGo, device: Device, stages: Stages) -> Warm:
-        from remote_agent.pipeline import assign, compilation, weights
+    def _warm_model(self, job: WorkerJob, go: WorkerGo, keeper: Keeping, device: Device, stages: Stages) -> Held:
+        from remote_agent.pipeline import assign, compilation
 
         recipe = job.recipe
         with stages.measure("weights", device) as measure:
-            report = _progress(stages, "weights", "bytes", measure.start_mono_ns)
-            loaded, folder = weights.load_weights(recipe, device, go.shards, measure, report)
-        for note in loaded.notes:
+            found = self._find_weights(job, go, keeper, device, stages, measure)
+        for note in found.notes:
             self._tell(Finding("plain_bytes", "info", note))
+        backing = found.backing
         with stages.measure("assign", device) as measure:
-            warm, findings = assign.assign_module(recipe, folder, loaded.tensors, device.torch_device, measure)
-            del loaded
+            warm, findings = assign.assign_module(recipe, found.folder, found.tensors, device.torch_device, measure)
+            measure.extra["settle_ns"] = found.settle()
+            del found
         for finding in findings:
             self._tell(finding)
         with stages.measure("compile", device) as measure:
@@ -157,7 +167,30 @@ class Runner:
             )
         if compiled.fallback is not None:
             self._tell(Finding("compile_fallback", "warning", compiled.fallback))
-        return warm
+        return Held(recipe_hash(recipe), go.shards, warm, backing)
+
+    def _find_weights(
+        self, job: WorkerJob, go: WorkerGo, keeper: Keeping, device: Device, stages: Stages, measure: Measure
+    ) -> Weights:
+        """Return the keeper's weights where it has them; what can't be used there is dropped and loaded again."""
+        from remote_agent.pipeline import weights
+
+        if keeper.has_weights:
+            try:
+                return weights.attach_weights(job.recipe, device, keeper, measure)
+            except (KeeperError, ResidentLostError, DeviceError) as error:
+                self._give_up_resident(keeper, error, measure)
+        report = _progress(stages, "weights", "bytes", measure.start_mono_ns)
+        return weights.load_weights(job.recipe, device, go.shards, measure, report)
+
+    def _give_up_resident(self, keeper: Keeping, error: AgentError, measure: Measure) -> None:
+        """Say that the weights are loaded again; memory that can't be used is dropped, for nobody else can use it."""
+        text = one_line(f"lost: reload: {error}")
+        self._tell(Finding("resident_lost", "warning", text))
+        measure.extra["resident_lost"] = text[:500]
+        if isinstance(error, ResidentLostError) and keeper.name is not None:
+            keeper.drop()
+            self._line.send(WorkerLostResident(keeper.name, text))
 
     def _tell(self, finding: Finding) -> None:
         self._line.send(WorkerFinding(finding))

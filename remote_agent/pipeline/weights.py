@@ -1,16 +1,63 @@
-"""Stage ``weights``: every byte of the checkpoint on the device."""
+"""Stage ``weights``: every byte of the checkpoint on the device, loaded or found at the keeper."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remote_agent.devices import Device
-from remote_agent.loader.checkpoint import inspect
+from remote_agent.errors import DeviceError
+from remote_agent.loader.checkpoint import Checkpoint, inspect
+from remote_agent.loader.header_text import TensorEntry
 from remote_agent.loader.load import Loaded, load
+from remote_agent.pipeline.keeping import Backing, Keepable, Keeping
+from remote_agent.pipeline.rehearsal import Rehearsed, start_rehearsal
 from remote_agent.pipeline.timing import Measure
 from remote_agent.protocol.internal import ShardIdentity
-from remote_agent.protocol.messages import Recipe
+from remote_agent.protocol.messages import Recipe, StageStatus
+from remote_agent.resident.checksum import sampled_checksum
+
+if TYPE_CHECKING:
+    import torch
+
+    from remote_agent.resident.memory import SharedMemory
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors on the device, the folder they came from, and what can outlive this process.
+
+    ``settle`` waits until nothing else of the load is left, and returns the nanoseconds that took beside the caller.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    folder: Path
+    notes: tuple[str, ...]
+    backing: Backing
+    settle: Callable[[], int] = lambda: 0
+
+
+class _CannotShare(Exception):
+    """Memory that outlives this process is not to be had; nothing was loaded yet."""
+
+
+def attach_weights(recipe: Recipe, device: Device, keeping: Keeping, measure: Measure) -> Weights:
+    """Return the tensors that the keeper has, mapped to read; none of their bytes moves.
+
+    Raises: KeeperError, ResidentLostError, DeviceError
+    """
+    found = keeping.attach(device)
+    measure.status = StageStatus.REUSED
+    measure.path = "attached"
+    measure.reason = f"the keeper has it as {found.manifest.name}"
+    measure.extra.update({f"{step}_ns": value for step, value in found.steps.items()})
+    measure.extra["attached_bytes"] = found.manifest.tensor_bytes
+    measure.extra["tensors"] = len(found.tensors)
+    folder = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision).root
+    return Weights(found.tensors, folder, found.manifest.notes, Backing(None, True, found.manifest.size_bytes))
 
 
 def load_weights(
@@ -19,14 +66,72 @@ def load_weights(
     shards: tuple[ShardIdentity, ...],
     measure: Measure,
     progress: Callable[[int, int], None],
-) -> tuple[Loaded, Path]:
-    """Return the checkpoint's tensors on ``device`` and the folder they came from; the shards must still be the same.
+) -> Weights:
+    """Return the checkpoint's tensors on ``device``; the shards must still be the same.
 
+    Where the recipe wants them to outlive this process they lie in sealed memory, which nothing can write any more.
     Raises: CheckpointError or LoadError naming the file.
     """
     found = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
     identities = shards or found.identities
-    loaded = load(found, device, recipe.weights, progress=progress, identities=identities, announce=measure.announce)
+    bring = partial(
+        load,
+        found,
+        device,
+        recipe.weights,
+        progress=progress,
+        identities=identities,
+        announce=measure.announce,
+        settles_later=True,
+    )
+    shared: list[SharedMemory] = []
+
+    def share(size_bytes: int) -> torch.Tensor:
+        try:
+            shared.append(device.share(size_bytes))
+        except DeviceError as error:
+            raise _CannotShare(str(error)) from error
+        return shared[0].tensor
+
+    rehearsal = start_rehearsal(recipe, found, device)
+    problem = None
+    memory = share if is_to_be_shared(recipe, device) else None
+    try:
+        loaded = bring(memory=memory)
+    except _CannotShare as error:
+        problem = str(error)
+        loaded = bring()
+    finally:
+        if rehearsal is not None:
+            _describe_rehearsal(rehearsal.finish(), measure)
+    _describe(loaded, found, measure)
+    if problem is not None:
+        measure.reason = "; ".join(filter(None, (f"not shared: {problem}", measure.reason)))
+    backing = Backing(problem=problem)
+    if shared:
+        try:
+            keepable = _seal(loaded, found, shared[0], device, identities)
+            backing = Backing(keepable, False, shared[0].size_bytes)
+        except DeviceError as error:
+            backing = Backing(problem=str(error))
+    return Weights(loaded.tensors, found.root, loaded.notes, backing, loaded.settle)
+
+
+def _describe_rehearsal(rehearsed: Rehearsed, measure: Measure) -> None:
+    measure.extra["rehearsal_ns"] = rehearsed.duration_ns
+    if rehearsed.reason is not None:
+        measure.extra["rehearsal_reason"] = rehearsed.reason[:500]
+
+
+def is_to_be_shared(recipe: Recipe, device: Device) -> bool:
+    """Whether the weights are to lie in memory that outlives this process.
+
+    A standby's on a CPU are not: its tensors are views of the files themselves, which the page cache keeps.
+    """
+    return recipe.target_tier == "resident" or (recipe.target_tier == "standby" and device.kind == "cuda")
+
+
+def _describe(loaded: Loaded, found: Checkpoint, measure: Measure) -> None:
     measure.bytes = loaded.bytes
     measure.rate_bytes_s = loaded.rate_bytes_s
     measure.ceiling_bytes_s = loaded.ceiling_bytes_s
@@ -37,4 +142,20 @@ def load_weights(
     measure.extra["shards"] = len(found.shards)
     measure.extra["tensors"] = len(loaded.tensors)
     measure.extra["load_ns"] = loaded.duration_ns
-    return loaded, found.root
+
+
+def _seal(
+    loaded: Loaded, found: Checkpoint, memory: SharedMemory, device: Device, identities: tuple[ShardIdentity, ...]
+) -> Keepable:
+    """Make the memory read-only at once: what a stage after this one wrote there would be everybody's."""
+    assert loaded.plan is not None
+    placed = [_moved(place.entry, place.target) for place in loaded.plan.placements]
+    empty = [_moved(entry, 0) for _, entry in found.entries() if not entry.nbytes]
+    device.synchronise()
+    checksum = sampled_checksum(memory.tensor, memory.size_bytes)
+    memory.seal()
+    return Keepable(memory, (*placed, *empty), checksum, loaded.bytes, tuple(identities), loaded.notes)
+
+
+def _moved(entry: TensorEntry, start: int) -> TensorEntry:
+    return TensorEntry(entry.name, entry.dtype, entry.shape, start, start + entry.nbytes)

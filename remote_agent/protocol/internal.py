@@ -30,6 +30,35 @@ class ShardIdentity:
 
 
 @dataclass(frozen=True)
+class Manifest:
+    """What a resident is, beside its memory at the keeper; where each tensor lies stands behind it (see `manifest`).
+
+    ``device``: ``cpu`` or a GPU UUID. ``size_bytes`` is the memory's, ``tensor_bytes`` the tensors' own.
+    ``checksum`` is of samples (see `checksum`). ``versions``: of the packages that loaded it.
+    """
+
+    name: str
+    run_uid: str
+    recipe: str
+    model: str
+    shards: tuple[ShardIdentity, ...]
+    device: str
+    boot_id: str
+    owner: str
+    size_bytes: int
+    tensor_bytes: int
+    created_wall_ns: int
+    ttl_s: float | None
+    checksum: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tensor_bytes <= self.size_bytes or not self.size_bytes:
+            raise ValueError(f"size_bytes: {self.size_bytes} bytes can't hold tensors of {self.tensor_bytes}")
+
+
+@dataclass(frozen=True)
 class PreflightReport:
     """The preflight child's only message."""
 
@@ -81,6 +110,7 @@ class WorkerJob:
     """The first message to a worker: one run on one device (``cpu`` or a GPU UUID).
 
     ``init_mono_ns``: when agentd asked for the worker, where the ``init`` stage starts.
+    ``state_directory``: where the keeper is found that may have the weights; ``owner``: whose they are there.
     """
 
     run_uid: str
@@ -89,13 +119,20 @@ class WorkerJob:
     init_mono_ns: int
     cache_directory: str
     zygote_reason: str | None = None
+    state_directory: str | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True)
 class WorkerGo:
-    """Preflight has passed: the device may be touched now."""
+    """Preflight has passed: the device may be touched now.
+
+    ``resident``: the name under which the keeper has these weights (``is_resident``), or may be given them.
+    """
 
     shards: tuple[ShardIdentity, ...]
+    resident: str | None = None
+    is_resident: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,12 +176,24 @@ class WorkerFinding:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """Every stage is done and the worker holds the model. ``first_output_mono_ns`` is a point in time."""
+    """Every stage is done and the model is held. ``first_output_mono_ns`` is a point in time.
+
+    ``tier`` is ``standby`` where the worker holds it. ``resident``: what the keeper has it as, if it has it.
+    """
 
     first_output_mono_ns: int
     output: str
     tier: Tier
     bytes: int
+    resident: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerLostResident:
+    """What the keeper had as ``resident`` could not be used; it was dropped."""
+
+    resident: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -171,7 +220,8 @@ class SamplerReport:
 
 InternalMessage = Union[
     PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerGo, WorkerStage,
-    WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerFailed, WorkerRelease, SamplerReport,
+    WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerRelease,
+    SamplerReport,
 ]  # fmt: skip
 
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}

@@ -162,10 +162,14 @@ class FirstRequest(Checked):
 
 @dataclass(frozen=True)
 class Hold(Checked):
-    """Who keeps the warm model, and for how long (``None``: until released)."""
+    """Who keeps the warm model, and for how long (``None``: until released).
+
+    ``make_room``: where its memory is short, residents go that nobody is attached to, the least recently used first.
+    """
 
     owner: str | None = None
     ttl_s: float | None = None
+    make_room: bool = False
 
     def value_problems(self) -> Iterator[str]:
         if self.ttl_s is not None and self.ttl_s <= 0:
@@ -485,7 +489,10 @@ class Probe:
 
 @dataclass(frozen=True)
 class Resident:
-    """A warm model on a device of this node and the process that holds it."""
+    """A warm model on a device of this node and the process that holds it; ``pid`` is None where only the keeper does.
+
+    ``name``: what the keeper calls its weights, where it has them; ``attached``: how many processes use those.
+    """
 
     run_uid: str
     recipe: str
@@ -497,6 +504,8 @@ class Resident:
     owner: str
     since_wall_ns: int
     ttl_s: float | None = None
+    name: str | None = None
+    attached: int = 0
 
 
 # --- methods: params and results --------------------------------------------------
@@ -618,11 +627,20 @@ class ResidentListResult:
 
 @dataclass(frozen=True)
 class ReleaseParams:
-    """What to let go: the holders of one run, every holder, and the keeper's hold on the driver."""
+    """What to let go: what one run left warm, everything, and the keeper's hold on the driver.
+
+    What is attached is refused, after ``wait_s`` in which that may end; ``force`` lets it go all the same.
+    """
 
     run_uid: str | None = None
     everything: bool = False
     driver: bool = False
+    force: bool = False
+    wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wait_s <= 3600:
+            raise ValueError(f"wait_s: {self.wait_s} is not within 0..3600")
 
 
 @dataclass(frozen=True)
@@ -633,7 +651,10 @@ class ReleaseResult:
 
 @dataclass(frozen=True)
 class ShutdownParams:
-    """``keeper``: end the keeper too. Refused while something is held or runs, unless ``force``."""
+    """``keeper``: end the keeper too. Refused while something is held or runs, unless ``force``.
+
+    What the keeper alone holds outlives the agent, and counts only where ``keeper`` is to end.
+    """
 
     keeper: bool = False
     force: bool = False

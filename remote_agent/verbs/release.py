@@ -8,6 +8,8 @@ from remote_agent.client import connect_running, open_client
 from remote_agent.protocol.messages import ReleaseParams, ReleaseResult
 from remote_agent.verbs._common import guarded, make_parser, print_json, state_of
 
+WAIT_LIMIT_S = 3600.0
+
 
 def main(argv: list[str]) -> int:
     """Return 0 when what was named is gone, 1 if it is not, 2 when nothing was named."""
@@ -16,14 +18,18 @@ def main(argv: list[str]) -> int:
     chosen.add_argument("--run", metavar="UID", help="what this run holds")
     chosen.add_argument("--all", action="store_true", help="everything that is held")
     parser.add_argument("--driver", action="store_true", help="the device files that keep the driver loaded")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="for those attached to go")
+    parser.add_argument("--force", action="store_true", help="also what other processes have attached")
     arguments = parser.parse_args(argv)
+    if not 0 <= arguments.wait <= WAIT_LIMIT_S:
+        parser.error(f"--wait: {arguments.wait:g} is not within 0..{WAIT_LIMIT_S:g} seconds")
     if not arguments.run and not arguments.all and not arguments.driver:
         parser.error("name what to release: --run UID, --all or --driver")
     return guarded(lambda: _release(arguments))
 
 
 def _release(arguments: argparse.Namespace) -> int:
-    params = ReleaseParams(arguments.run, arguments.all, arguments.driver)
+    params = ReleaseParams(arguments.run, arguments.all, arguments.driver, arguments.force, arguments.wait)
     with open_client(state_of(arguments), "release", connect_running) as client:
         result = client.call("resident.release", params, ReleaseResult)
     if arguments.json:

@@ -25,7 +25,9 @@ def _status(arguments: argparse.Namespace) -> int:
         stage = next((stage.name for stage in reversed(run.stages) if stage.start_ns is not None), "-")
         print(f"run {run.run_uid}  {run.recipe}  {run.state.value}  {stage}")
     for held in status.residents:
-        print(f"{held.tier.value}  {held.recipe} on {held.device}  {held.bytes / 1e9:.2f} GB  run {held.run_uid}")
+        attached = f"  {held.attached} attached" if held.attached else ""
+        size = f"{held.bytes / 1e9:.2f} GB"
+        print(f"{held.tier.value}  {held.recipe} on {held.device}  {size}  run {held.run_uid}{attached}")
     if not status.runs and not status.residents:
         print("nothing runs and nothing is held")
     print("  ".join(f"{name}: {pid}" for name, pid in status.processes.items() if pid is not None))

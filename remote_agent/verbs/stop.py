@@ -13,7 +13,7 @@ from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.processes import Process, descendants, end, find, within
 from remote_agent.client import Client
 from remote_agent.errors import ConnectionLostError, LaunchError, SilentAgentError, StateDirError
-from remote_agent.keeper import tell_keeper
+from remote_agent.keeper.client import tell_keeper
 from remote_agent.protocol.messages import Empty, ShutdownParams
 from remote_agent.verbs._common import guarded, make_parser, print_json, state_of
 
@@ -31,7 +31,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--force", action="store_true", help="end what runs and is held too; an agent that hangs is killed"
     )
-    parser.add_argument("--keeper", action="store_true", help="end the keeper too, so that the driver may unload")
+    parser.add_argument(
+        "--keeper",
+        action="store_true",
+        help="end the keeper too, so that the driver may unload; what it holds counts then",
+    )
     arguments = parser.parse_args(argv)
     return guarded(lambda: _stop(arguments))
 
@@ -47,12 +51,19 @@ def _stop(arguments: argparse.Namespace) -> int:
         _kill(state)
         was_running = True
     if arguments.keeper and state.run.exists():
-        tell_keeper(state, "stop")
+        _stop_keeper(state, arguments.force)
     if arguments.json:
         print_json({"was_running": was_running})
     else:
         print("the agent has ended" if was_running else "no agent was running")
     return 0
+
+
+def _stop_keeper(state: StateDir, force: bool) -> None:
+    """End the keeper if there is one. Raises: LaunchError while it holds residents, unless ``force``"""
+    answer = tell_keeper(state, "stop!" if force else "stop") or ""
+    if answer.startswith("error "):
+        raise LaunchError(f"the keeper stays: {answer.removeprefix('error ')}; stop --keeper --force ends it")
 
 
 def _ask(state: StateDir, arguments: argparse.Namespace) -> bool:

@@ -25,6 +25,10 @@ from remote_agent.devices.cuda import CudaDevice
 from remote_agent.loader.filemap import PAGE_BYTES
 from remote_agent.loader.limits import Cut, LoaderLimits
 from remote_agent.loader.ring import PinnedRing
+from remote_agent.resident.gpu_memory import GpuSpace
+from remote_agent.resident.host_memory import tensor_at
+from remote_agent.resident.memory import SharedMemory
+from tests.remote_agent.fake_vmm import FakeVmm
 
 ALLOCATION_STREAM = 7
 """The stream that torch hands memory out on."""
@@ -290,10 +294,11 @@ def _is_mapped(address: int, length: int) -> bool:
     return False
 
 
-class FakeDriver:
+class FakeDriver(FakeVmm):
     """Implements the calls of ``cuda.bindings.driver`` that the agent uses, for one GPU."""
 
     def __init__(self, uuid: bytes = UUID, count: int = 1) -> None:
+        super().__init__()
         self.uuid = uuid
         self.count = count
         self.is_initialised = False
@@ -361,6 +366,14 @@ class FakeGpu(CudaDevice):
         start = -room.data_ptr() % 512
         memory = room[start : start + size_bytes].clone() if size_bytes == 0 else room[start : start + size_bytes]
         self.fake_runtime.device_memory.append((memory.data_ptr(), size_bytes))
+        return memory
+
+    def shared_space(self) -> GpuSpace:
+        return GpuSpace(self._driver, self.ordinal, self.synchronise, tensor_at)
+
+    def share(self, size_bytes: int) -> SharedMemory:
+        memory = super().share(size_bytes)
+        self.fake_runtime.device_memory.append((memory.tensor.data_ptr(), memory.size_bytes))
         return memory
 
     def current_stream(self) -> int:

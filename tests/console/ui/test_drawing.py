@@ -23,6 +23,7 @@ from console.widgets.run_model import Before, before_of_rows, detail_of_rows, de
 from console.widgets.strip import stage_strip
 from console.widgets.waterfall import waterfall_lines
 from console.widgets.wrap import wrap
+from remote_agent.protocol.messages import Tier
 from tests.console.ui import scenes
 from tests.console.ui.fake_fleet import run_row, stage_rows
 from tests.console.ui.scenes import MS, NOW_MONO_NS, NOW_WALL_NS, S
@@ -143,6 +144,14 @@ def test_a_run_compared_with_itself_alone_is_not_compared() -> None:
 
     assert "no earlier run to compare with" in text
     assert "±0 %" not in text
+
+
+def test_a_resident_s_tier_shows_how_many_are_attached() -> None:
+    """An operator sees before a release that somebody uses it."""
+    warm = replace(scenes.resident("run-1"), tier=Tier.RESIDENT, pid=None, attached=2)
+    text = text_of(replace(scenes.ready("eu-01"), residents=(warm,)), 80)
+
+    assert "llama-7b  resident 13.5 GB 2 attached" in text
 
 
 def test_the_next_start_is_told_where_history_knows_it() -> None:

@@ -16,7 +16,7 @@ from remote_agent.agentd.daemon import holder
 from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import Client
-from remote_agent.keeper import tell_keeper
+from remote_agent.keeper.client import tell_keeper
 from remote_agent.protocol.messages import (
     Actor,
     Empty,
@@ -121,7 +121,7 @@ class Agent:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(DEADLINE_S)
         if self.state.run.exists():
-            tell_keeper(self.state, "stop")
+            tell_keeper(self.state, "stop!")
 
     def order(self, name: str, text: str | None) -> None:
         """Tell a stub what to do from now on; None takes it back."""

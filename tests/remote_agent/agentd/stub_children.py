@@ -14,9 +14,13 @@ import sys
 import time
 from pathlib import Path
 
+from remote_agent.agentd import hostfacts
+from remote_agent.agentd.paths import StateDir
+from remote_agent.keeper.client import KeeperAddress, ask
 from remote_agent.protocol.framing import FrameReader
 from remote_agent.protocol.internal import (
     InternalMessage,
+    Manifest,
     PreflightReport,
     SamplerReport,
     ShardIdentity,
@@ -24,6 +28,7 @@ from remote_agent.protocol.internal import (
     WorkerFinding,
     WorkerGo,
     WorkerJob,
+    WorkerLostResident,
     WorkerMaps,
     WorkerProgress,
     WorkerReady,
@@ -37,6 +42,7 @@ from remote_agent.protocol.internal import (
     parse,
 )
 from remote_agent.protocol.messages import Failure, Finding, Gpu, GpuProcess, StageStatus, Tier
+from remote_agent.resident.manifest import write_manifest
 
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb")
 STAGES = ("context", "weights", "assign", "compile", "first_request", "hold")
@@ -121,9 +127,37 @@ def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
     if isinstance(go, WorkerRelease):
         os._exit(0)
     assert isinstance(go, WorkerGo)
+    is_resident = go.is_resident
+    if is_resident and "lost" in words:
+        ask(keeper_of(job), f"drop! {go.resident}")
+        line.send(WorkerLostResident(go.resident or "", "lost: reload: as the stub was told"))
+        is_resident = False
     for name in STAGES:
-        stage(line, name, words, job, is_reused and name not in ("first_request", "hold"), time.monotonic_ns())
-    line.send(WorkerReady(time.monotonic_ns(), "42", Tier.STANDBY, 1000))
+        has_it = is_reused and name not in ("first_request", "hold")
+        stage(line, name, words, job, has_it or (is_resident and name == "weights"), time.monotonic_ns())
+    keeps = job.recipe.target_tier == "resident" or "keeps" in words
+    if keeps and not is_resident:
+        put_resident(job, go)
+    tier = Tier.RESIDENT if job.recipe.target_tier == "resident" else Tier.STANDBY
+    line.send(WorkerReady(time.monotonic_ns(), "42", tier, 1000, go.resident if keeps or is_resident else None))
+
+
+def keeper_of(job: WorkerJob) -> KeeperAddress:
+    assert job.state_directory is not None
+    return KeeperAddress(StateDir(Path(job.state_directory)))
+
+
+def put_resident(job: WorkerJob, go: WorkerGo) -> None:
+    """Give the keeper a resident as a worker would, without weights in it."""
+    recipe = job.recipe
+    manifest = Manifest(
+        go.resident or "", job.run_uid, recipe.name, recipe.model.path, go.shards, job.device, hostfacts.boot_id(),
+        job.owner, 1000, 0, time.time_ns(), recipe.hold.ttl_s, "",
+    )  # fmt: skip
+    descriptors = [write_manifest(manifest, ()), os.memfd_create("weights", os.MFD_CLOEXEC)]
+    ask(keeper_of(job), f"put {go.resident}", descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def stage(line: Line, name: str, words: list[str], job: WorkerJob, is_reused: bool, start_ns: int) -> None:

@@ -6,52 +6,17 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from remote_agent.agentd.paths import StateDir
-from remote_agent.keeper import ALREADY_RUNS, tell_keeper
-from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, eventually
-
-DEVICES = ("nvidiactl", "nvidia0", "nvidia7")
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> StateDir:
-    """Return a state directory ready for a keeper."""
-    state = StateDir(tmp_path / "state")
-    state.prepare()
-    return state
-
-
-@pytest.fixture
-def devices(tmp_path: Path) -> Path:
-    """Return a folder with device files, and others that are none of the keeper's."""
-    folder = tmp_path / "dev"
-    folder.mkdir()
-    for name in (*DEVICES, "nvidia-uvm", "nvidia0p1", "null"):
-        (folder / name).touch()
-    return folder
-
-
-@pytest.fixture
-def keep(state: StateDir, devices: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Return a function that starts a keeper; all of them end afterwards."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> subprocess.Popen[bytes]:
-        arguments = ["--state-dir", str(state.root), "--devices", str(devices)]
-        process = subprocess.Popen([sys.executable, "-m", "remote_agent", "keeper", *arguments], cwd=REPOSITORY)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait(DEADLINE_S)
+from remote_agent.keeper import ALREADY_RUNS
+from remote_agent.keeper.client import tell_keeper
+from remote_agent.keeper.words import WORDS
+from tests.remote_agent.agentd.agents import DEADLINE_S
+from tests.remote_agent.keeper.keepers import DEVICES, Keep, answering
 
 
 def held_by(pid: int, folder: Path) -> list[str]:
@@ -59,13 +24,7 @@ def held_by(pid: int, folder: Path) -> list[str]:
     return sorted(target.name for target in targets if target.parent == folder)
 
 
-def answering(state: StateDir) -> str:
-    return eventually(lambda: tell_keeper(state, "status"), "the keeper answers") or ""
-
-
-def test_a_keeper_holds_the_control_device_and_each_gpu(
-    keep: Callable[[], subprocess.Popen[bytes]], state: StateDir, devices: Path
-) -> None:
+def test_a_keeper_holds_the_control_device_and_each_gpu(keep: Keep, state: StateDir, devices: Path) -> None:
     """Exactly the files that keep the driver's state loaded are open."""
     process = keep()
 
@@ -73,9 +32,7 @@ def test_a_keeper_holds_the_control_device_and_each_gpu(
     assert held_by(process.pid, devices) == sorted(DEVICES)
 
 
-def test_the_four_words_do_what_they_say(
-    keep: Callable[[], subprocess.Popen[bytes]], state: StateDir, devices: Path
-) -> None:
+def test_the_four_words_do_what_they_say(keep: Keep, state: StateDir, devices: Path) -> None:
     """Release closes, hold opens again and takes in new devices, stop ends the process."""
     process = keep()
     answering(state)
@@ -85,13 +42,13 @@ def test_the_four_words_do_what_they_say(
     (devices / "nvidia8").touch()
     assert tell_keeper(state, "hold") == f"ok 4 {process.pid}"
     assert tell_keeper(state, "hold") == f"ok 4 {process.pid}"
-    assert tell_keeper(state, "dance") == "error words are: hold release status stop"
+    assert tell_keeper(state, "dance") == f"error words are: {' '.join(WORDS)}"
     assert tell_keeper(state, "stop") == f"ok 0 {process.pid}"
     assert process.wait(DEADLINE_S) == 0
     assert tell_keeper(state, "status") is None
 
 
-def test_a_second_keeper_leaves_the_first_alone(keep: Callable[[], subprocess.Popen[bytes]], state: StateDir) -> None:
+def test_a_second_keeper_leaves_the_first_alone(keep: Keep, state: StateDir) -> None:
     """One keeper holds for a state directory; another ends at once."""
     first = keep()
     answering(state)
@@ -101,7 +58,7 @@ def test_a_second_keeper_leaves_the_first_alone(keep: Callable[[], subprocess.Po
     assert answering(state) == f"ok 3 {first.pid}"
 
 
-def test_a_keeper_follows_one_that_was_killed(keep: Callable[[], subprocess.Popen[bytes]], state: StateDir) -> None:
+def test_a_keeper_follows_one_that_was_killed(keep: Keep, state: StateDir) -> None:
     """A socket that a dead keeper left behind is no obstacle."""
     first = keep()
     answering(state)
@@ -112,9 +69,7 @@ def test_a_keeper_follows_one_that_was_killed(keep: Callable[[], subprocess.Pope
     assert answering(state) == f"ok 3 {second.pid}"
 
 
-def test_a_keeper_has_no_gpu_library_and_little_memory(
-    keep: Callable[[], subprocess.Popen[bytes]], state: StateDir
-) -> None:
+def test_a_keeper_has_no_gpu_library_and_little_memory(keep: Keep, state: StateDir) -> None:
     """It holds descriptors and nothing else."""
     process = keep()
     answering(state)
@@ -128,9 +83,7 @@ def test_a_keeper_has_no_gpu_library_and_little_memory(
 
 
 @pytest.mark.parametrize("what", ["run", "run/keeper.sock", "."])
-def test_a_keeper_whose_socket_was_removed_ends(
-    keep: Callable[[], subprocess.Popen[bytes]], state: StateDir, what: str
-) -> None:
+def test_a_keeper_whose_socket_was_removed_ends(keep: Keep, state: StateDir, what: str) -> None:
     """Nobody could tell it to stop any more, so it does not hold the driver for ever."""
     process = keep()
     answering(state)

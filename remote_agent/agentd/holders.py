@@ -1,0 +1,81 @@
+"""The table of what is warm on this node. Each entry appears, changes and goes with one event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.workers import Worker
+from remote_agent.protocol.messages import Resident, ResidentChanged
+
+
+@dataclass(frozen=True)
+class ReuseKey:
+    """What must be equal for a standby to serve a run again; its files are compared besides."""
+
+    recipe_hash: str
+    environment: tuple[tuple[str, str], ...]
+    python: tuple[str, ...]
+    device: str
+
+
+@dataclass(eq=False)
+class Held:
+    """A warm model: a standby's, by its ``worker``, or the keeper's alone.
+
+    ``reason``: why it will be gone. ``is_dropped``: the keeper has let go of its part.
+    """
+
+    resident: Resident
+    worker: Worker | None = None
+    key: ReuseKey | None = None
+    busy_with: str | None = None
+    reason: str | None = None
+    is_dropped: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class Holders:
+    """Every warm model of this node."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._held: dict[Held, None] = {}
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(list(self._held))
+
+    def __contains__(self, held: Held) -> bool:
+        return held in self._held
+
+    def of_worker(self, worker: Worker) -> Held | None:
+        return next((held for held in self._held if held.worker is worker), None)
+
+    def of_name(self, name: str | None) -> Held | None:
+        """Return who stands for what the keeper calls ``name``."""
+        return next((held for held in self._held if name is not None and held.resident.name == name), None)
+
+    def add(self, held: Held) -> None:
+        self._held[held] = None
+        self._events.emit(ResidentChanged(held.resident, "held"), held.resident.run_uid)
+
+    def restore(self, held: Held) -> None:
+        """Take in an entry that an agent before has told of."""
+        self._held[held] = None
+
+    def change(self, held: Held, **fields: object) -> None:
+        """Tell what is different about an entry, if anything is."""
+        changed = replace(held.resident, **fields)  # type: ignore[arg-type]
+        if changed != held.resident:
+            held.resident = changed
+            self._events.emit(ResidentChanged(changed, "held"), changed.run_uid)
+
+    def remove(self, held: Held, reason: str) -> None:
+        """Take an entry out, if it is still there."""
+        if held in self._held:
+            del self._held[held]
+            if held.timer is not None:
+                held.timer.cancel()
+            self._events.emit(ResidentChanged(held.resident, "gone", held.reason or reason), held.resident.run_uid)

@@ -1,0 +1,126 @@
+"""What a job finds at the keeper, and what it leaves there."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_agent.agentd import hostfacts
+from remote_agent.agentd.paths import StateDir
+from remote_agent.errors import AgentError, KeeperError, KeeperGoneError, ResidentLostError
+from remote_agent.keeper.client import KeeperAddress, ask
+from remote_agent.loader.header_text import TensorEntry
+from remote_agent.pipeline.imports import installed_versions
+from remote_agent.protocol.internal import Manifest, ShardIdentity, WorkerGo, WorkerJob
+from remote_agent.resident.manifest import write_manifest
+from remote_agent.resident.opening import OpenResident, open_resident
+
+if TYPE_CHECKING:
+    from remote_agent.devices import Device
+    from remote_agent.resident.memory import SharedMemory
+
+
+@dataclass(frozen=True)
+class Keepable:
+    """Weights in sealed memory and what a manifest says of them."""
+
+    memory: SharedMemory
+    entries: tuple[TensorEntry, ...]
+    checksum: str
+    tensor_bytes: int
+    shards: tuple[ShardIdentity, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Backing:
+    """What stands behind a model's weights besides the process that has them.
+
+    ``keepable``: what the keeper can be given. ``is_kept``: the keeper has it, ``size_bytes`` of memory.
+    ``problem``: why it can't have them, where it was meant to.
+    """
+
+    keepable: Keepable | None = None
+    is_kept: bool = False
+    size_bytes: int | None = None
+    problem: str | None = None
+
+
+class Keeping:
+    """The keeper, as far as one job is concerned with it."""
+
+    def __init__(self, job: WorkerJob, go: WorkerGo) -> None:
+        self._job, self._go = job, go
+        self._opened: OpenResident | None = None
+        self.name = go.resident
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the keeper is said to have what this job needs."""
+        return self._go.is_resident and self.name is not None
+
+    def attach(self, device: Device) -> OpenResident:
+        """Return the resident, mapped; its lease is open until `detach`. Raises: KeeperError, ResidentLostError"""
+        assert self.name is not None
+        opened = open_resident(self._address(), self.name, device.map_shared, verify=True)
+        if opened.manifest.shards != self._go.shards or opened.manifest.device != self._job.device:
+            raise ResidentLostError(f"{self.name}: its manifest is of other files or another device")
+        self._opened = opened
+        return opened
+
+    def detach(self) -> None:
+        """End the lease though the map stays: from now on agentd knows this process as a holder."""
+        if self._opened is not None:
+            self._opened.lease.close()
+
+    def drop(self) -> None:
+        """Let the keeper forget what can't be used; nothing where it is gone already."""
+        try:
+            ask(self._address(), f"drop! {self.name}")
+        except AgentError:
+            pass
+
+    def keep(self, weights: Keepable) -> None:
+        """Give the keeper the weights. Raises: KeeperError, DeviceError, StateDirError"""
+        if self.name is None:
+            raise KeeperGoneError("no keeper was named to this worker")
+        address, manifest = self._address(), self._manifest(weights)
+        descriptors: list[int] = []
+        try:
+            descriptors.append(write_manifest(manifest, weights.entries))
+            descriptors.append(weights.memory.export())
+            ask(address, f"put {self.name}", descriptors)
+        except OSError as error:
+            raise KeeperError(f"the manifest can't be written: {error.strerror}") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _address(self) -> KeeperAddress:
+        if self._job.state_directory is None:
+            raise KeeperGoneError("no keeper was named to this worker")
+        return KeeperAddress(StateDir(Path(self._job.state_directory)))
+
+    def _manifest(self, weights: Keepable) -> Manifest:
+        recipe = self._job.recipe
+        assert self.name is not None
+        return Manifest(
+            name=self.name,
+            run_uid=self._job.run_uid,
+            recipe=recipe.name,
+            model=recipe.model.path,
+            shards=weights.shards,
+            device=self._job.device,
+            boot_id=hostfacts.boot_id(),
+            owner=self._job.owner,
+            size_bytes=weights.memory.size_bytes,
+            tensor_bytes=weights.tensor_bytes,
+            created_wall_ns=time.time_ns(),
+            ttl_s=recipe.hold.ttl_s,
+            checksum=weights.checksum,
+            versions=installed_versions(),
+            notes=weights.notes,
+        )

@@ -1,0 +1,128 @@
+"""Rehearses a model while its weights are on their way: one layer of the same sizes over random memory.
+
+A first pass on a GPU pays for loading kernels, for the math library's workspaces and for choosing its
+algorithms. None of that depends on the weights' values or on the number of layers, so a thread does it
+while the loader's threads move bytes. What it can't do costs the run nothing but the time saved.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remote_agent.devices import Device
+from remote_agent.loader.checkpoint import Checkpoint
+from remote_agent.loader.views import torch_dtype
+from remote_agent.pipeline.assign import Warm, build_model, choose_dtype, choose_kind, read_config
+from remote_agent.pipeline.compilation import choose_shapes, run_shapes
+from remote_agent.pipeline.failures import one_line
+from remote_agent.protocol.messages import Recipe, Sampling
+
+DEVIATION = 0.02
+POOL_LIMIT_BYTES = 4 << 30
+"""Above this the largest weight alone is worth more memory than a rehearsal may take."""
+
+ROOM_BYTES = 2 * POOL_LIMIT_BYTES
+"""Device memory that must be free beside the weights: they come first."""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """How long it took, and why it was left out or did not come to its end."""
+
+    duration_ns: int
+    reason: str | None = None
+
+
+def start_rehearsal(recipe: Recipe, checkpoint: Checkpoint, device: Device) -> Rehearsal | None:
+    """Return a rehearsal under way; None on a CPU, which has no kernels to load, and where memory is short."""
+    if device.kind != "cuda" or device.memory()[0] < checkpoint.bytes + ROOM_BYTES:
+        return None
+    dtypes = {entry.name: (entry.shape, torch_dtype(entry)) for _, entry in checkpoint.entries()}
+    tensors = {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, (shape, dtype) in dtypes.items()
+        if dtype is not None
+    }
+    return Rehearsal(recipe, checkpoint.root, tensors, device.torch_device)
+
+
+class Rehearsal:
+    """A rehearsal under way in a thread of its own; it never raises, and `finish` waits for its end."""
+
+    def __init__(self, recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._result = Rehearsed(0, "it did not begin")
+        self._thread = threading.Thread(
+            target=self._run, args=(recipe, folder, tensors, device), name="rehearsal", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self) -> Rehearsed:
+        self._thread.join()
+        return self._result
+
+    def _run(self, recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        begun = time.monotonic_ns()
+        reason: str | None = None
+        try:
+            reason = rehearse(recipe, folder, tensors, device)
+        except Exception as error:  # the stages themselves meet the same fault and report it
+            reason = one_line(f"{type(error).__name__}: {error}")
+        self._result = Rehearsed(time.monotonic_ns() - begun, reason)
+
+
+def rehearse(recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], device: torch.device) -> str | None:
+    """Run one layer of the recipe's model at its request's shapes; return why that was left out, or None.
+
+    ``tensors`` are the checkpoint's on ``meta``: only their names, shapes and dtypes count.
+    Raises: whatever the stages would.
+    """
+    config = one_layer(read_config(folder, recipe.trust_remote_code))
+    kind = choose_kind(recipe, config)
+    dtype = choose_dtype(recipe.dtype, tensors)
+    model = build_model(config, kind, dtype, recipe.trust_remote_code, tensors)
+    largest = max((parameter.numel() for parameter in model.parameters()), default=0)
+    if largest * dtype.itemsize > POOL_LIMIT_BYTES:
+        return f"the largest weight has {largest * dtype.itemsize} bytes, over {POOL_LIMIT_BYTES}"
+    fill_from_pool(model, torch.empty(largest, dtype=dtype, device=device).normal_(0, DEVIATION))
+    model.eval()
+    warm = Warm(model, config, None, kind, device, dtype, largest * dtype.itemsize)
+    request = replace(recipe.request, prompt=None)  # its length only the tokenizer knows
+    # Always the likeliest id: to draw by chance from what is no number ends a context.
+    run_shapes(warm, choose_shapes(warm, request), Sampling(), lambda done, total: None)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return None
+
+
+def one_layer(config: Any) -> Any:
+    """Return a copy of a configuration with a single layer."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    text.num_hidden_layers = 1
+    if isinstance(getattr(text, "layer_types", None), list):
+        text.layer_types = text.layer_types[:1]
+    return config
+
+
+def fill_from_pool(model: torch.nn.Module, pool: torch.Tensor) -> None:
+    """Let every weight of ``model`` be a view of ``pool``, one flat tensor as long as the largest; move its buffers."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                part = pool[: parameter.numel()].view(parameter.shape).to(parameter.dtype)
+                module._parameters[name] = torch.nn.Parameter(part, requires_grad=False)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = (
+                    torch.zeros(buffer.shape, dtype=buffer.dtype, device=pool.device)
+                    if buffer.is_meta
+                    else buffer.to(pool.device)
+                )

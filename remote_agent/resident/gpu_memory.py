@@ -1,0 +1,161 @@
+"""Shared memory of a GPU: CUDA's virtual memory management, each allocation behind a POSIX descriptor.
+
+Order of giving back: unmap, free the addresses, release the handle. Whoever holds a descriptor or a map keeps
+the memory alive, though the process that made it is dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.devices.calls import Calls
+from remote_agent.errors import DeviceError, ResidentLostError
+from remote_agent.resident.memory import Mapping
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+ToTensor = Callable[[Mapping], "torch.Tensor"]
+
+
+class GpuSpace:
+    """Makes and maps shared memory of one GPU; a context must be open. ``to_tensor`` may be given for tests."""
+
+    def __init__(
+        self, driver: Calls, ordinal: int, synchronise: Callable[[], None], to_tensor: ToTensor | None = None
+    ) -> None:
+        self.driver, self.ordinal, self._synchronise = driver, ordinal, synchronise
+        self.to_tensor = to_tensor or tensor_on
+
+    def create(self, size_bytes: int) -> GpuMemory:
+        """Return at least ``size_bytes`` of this GPU's memory. Raises: DeviceError"""
+        self._require_support()
+        module = self.driver.module
+        properties = module.CUmemAllocationProp()
+        properties.type = module.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self.ordinal
+        properties.requestedHandleTypes = self.handle_type
+        flag = module.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        step = int(self.driver("cuMemGetAllocationGranularity", properties, flag))
+        size_bytes = -(-max(size_bytes, 1) // step) * step
+        handle = self.driver("cuMemCreate", size_bytes, properties, 0)
+        mapping = self.map(handle, size_bytes, self._access("READWRITE"), lambda: None)
+        return GpuMemory(self, handle, mapping)
+
+    def map_descriptor(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
+        """Return ``size_bytes`` behind a descriptor as a uint8 tensor that no kernel and no copy can write.
+
+        ``on_gone`` is called when the map has gone. Raises: ResidentLostError if the driver does not know it any more.
+        """
+        try:
+            handle = self.driver("cuMemImportFromShareableHandle", descriptor, self.handle_type)
+            mapping = self.map(handle, size_bytes, self._access("READ"), on_gone)
+        except DeviceError as error:
+            raise ResidentLostError(f"the memory can't be imported: {error}") from error
+        return self.to_tensor(mapping)
+
+    def map(self, handle: Any, size_bytes: int, access: Any, on_gone: Callable[[], None]) -> Mapping:
+        """Return ``handle`` mapped; it is released with the map, or here if this raises. Raises: DeviceError"""
+        undo: list[tuple[Any, ...]] = [("cuMemRelease", handle)]
+        try:
+            address = self.driver("cuMemAddressReserve", size_bytes, 0, 0, 0)
+            undo.append(("cuMemAddressFree", address, size_bytes))
+            self.driver("cuMemMap", address, size_bytes, 0, handle, 0)
+            undo.append(("cuMemUnmap", address, size_bytes))
+            self.driver("cuMemSetAccess", address, size_bytes, [access], 1)
+        except BaseException:
+            _undo(self.driver, undo)
+            raise
+        driver, synchronise = self.driver, self._synchronise
+
+        def give_back() -> None:
+            _wait(synchronise)  # a kernel may still read what its tensor no longer keeps
+            _undo(driver, undo)
+            on_gone()
+
+        return Mapping(int(address), size_bytes, give_back)
+
+    def make_read_only(self, mapping: Mapping) -> None:
+        """Let nothing in this process write the mapped memory any more. Raises: DeviceError"""
+        self._synchronise()
+        self.driver("cuMemSetAccess", mapping.address, mapping.size_bytes, [self._access("READ")], 1)
+
+    @property
+    def handle_type(self) -> Any:
+        return self.driver.module.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    def _access(self, kind: str) -> Any:
+        module = self.driver.module
+        access = module.CUmemAccessDesc()
+        access.location.type = module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = self.ordinal
+        access.flags = getattr(module.CUmemAccess_flags, f"CU_MEM_ACCESS_FLAGS_PROT_{kind}")
+        return access
+
+    def _require_support(self) -> None:
+        attribute = "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
+        number = getattr(self.driver.module.CUdevice_attribute, attribute)
+        device = self.driver("cuDeviceGet", self.ordinal)
+        if not self.driver("cuDeviceGetAttribute", number, device):
+            text = "this GPU or its driver has no memory behind descriptors"
+            raise DeviceError(text, "cuDeviceGetAttribute", "unsupported")
+
+
+class GpuMemory:
+    """Implements `SharedMemory`."""
+
+    def __init__(self, space: GpuSpace, handle: Any, mapping: Mapping) -> None:
+        self._space, self._handle, self._mapping = space, handle, mapping
+        self.size_bytes = mapping.size_bytes
+        self.tensor = space.to_tensor(mapping)
+
+    def seal(self) -> None:
+        self._space.make_read_only(self._mapping)
+
+    def export(self) -> int:
+        descriptor = int(self._space.driver("cuMemExportToShareableHandle", self._handle, self._space.handle_type, 0))
+        os.set_inheritable(descriptor, False)
+        return descriptor
+
+    def close(self) -> None:
+        """Nothing is open but the map, which ends with its last tensor."""
+
+
+def tensor_on(mapping: Mapping) -> torch.Tensor:
+    """Return mapped memory as a flat uint8 tensor that keeps ``mapping`` alive, by the public DLPack route."""
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    try:
+        from cuda.core import Buffer
+    except ImportError:  # cuda.core before 1.0
+        try:
+            from cuda.core.experimental import Buffer
+        except ImportError as error:
+            raise DeviceError(f"cuda.core can't be imported: {error}", "import", "missing_package") from error
+    buffer = Buffer.from_handle(mapping.address, mapping.size_bytes, owner=mapping)
+    tensor: torch.Tensor = from_dlpack(buffer)
+    return tensor.view(torch.uint8)
+
+
+def _wait(synchronise: Callable[[], None]) -> None:
+    try:
+        synchronise()
+    except (DeviceError, RuntimeError) as error:
+        log.warning("before memory is unmapped: %s", error)
+
+
+def _undo(driver: Calls, calls: list[tuple[Any, ...]]) -> None:
+    """Make ``calls``, the last first; one that fails does not keep the others from being made."""
+    while calls:
+        function, *arguments = calls.pop()
+        try:
+            driver(function, *arguments)
+        except DeviceError as error:
+            log.warning("memory is not given back whole: %s", error)

@@ -1,0 +1,78 @@
+"""Maps a resident that the keeper lends, and gives its tensors by name: what a worker and an attacher both do."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remote_agent.agentd import hostfacts
+from remote_agent.errors import ResidentLostError
+from remote_agent.keeper.client import KeeperAddress, lease
+from remote_agent.loader.header_text import TensorEntry
+from remote_agent.protocol.internal import Manifest
+from remote_agent.resident.checksum import sampled_checksum
+from remote_agent.resident.manifest import read_entries, read_manifest
+
+if TYPE_CHECKING:
+    import torch
+
+MapShared = Callable[[int, int, Callable[[], None]], "torch.Tensor"]
+"""A device's `map_shared`."""
+
+
+@dataclass(frozen=True)
+class OpenResident:
+    """Tensors to read, and the lease, which ends when none of them is left. ``steps``: nanoseconds by name."""
+
+    manifest: Manifest
+    tensors: dict[str, torch.Tensor]
+    lease: socket.socket
+    steps: dict[str, int]
+
+
+def open_resident(address: KeeperAddress, name: str, map_shared: MapShared, verify: bool) -> OpenResident:
+    """Return a resident mapped here; with ``verify`` its samples agree with what was loaded.
+
+    Raises: KeeperError, ResidentLostError where it can't be used, DeviceError where nothing could be
+    """
+    begun = time.monotonic_ns()
+    link, reply = lease(address, name)
+    try:
+        manifest, table = read_manifest(reply.descriptors[0])
+        check_manifest(manifest, name, len(reply.descriptors))
+        fetched = time.monotonic_ns()
+        memory = map_shared(reply.descriptors[1], manifest.size_bytes, link.close)
+    except BaseException:
+        link.close()
+        raise
+    finally:
+        reply.close()
+    mapped = time.monotonic_ns()
+    tensors = views(memory, read_entries(manifest, table))
+    viewed = time.monotonic_ns()
+    if verify and sampled_checksum(memory, manifest.size_bytes) != manifest.checksum:
+        raise ResidentLostError(f"{name}: the checksum of its samples is not that of what was loaded")
+    checked = time.monotonic_ns()
+    steps = {"fetch": fetched - begun, "map": mapped - fetched, "views": viewed - mapped, "verify": checked - viewed}
+    return OpenResident(manifest, tensors, link, steps)
+
+
+def check_manifest(manifest: Manifest, name: str, descriptors: int) -> None:
+    """Raises: ResidentLostError if the manifest is not of this resident and this boot."""
+    if manifest.name != name:
+        raise ResidentLostError(f"{name}: its manifest is of {manifest.name}")
+    if manifest.boot_id != hostfacts.boot_id():
+        raise ResidentLostError(f"{name}: was loaded before this boot of the host")
+    if descriptors != 2:
+        raise ResidentLostError(f"{name}: came with {descriptors} descriptors instead of 2")
+
+
+def views(memory: torch.Tensor, entries: Sequence[TensorEntry]) -> dict[str, torch.Tensor]:
+    """Return each tensor as a view of ``memory``."""
+    from remote_agent.loader.views import view_of
+
+    empty = memory.new_empty(0)
+    return {e.name: view_of(memory[e.start : e.end] if e.nbytes else empty, e) for e in entries}

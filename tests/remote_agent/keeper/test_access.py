@@ -1,0 +1,151 @@
+"""The second socket: other users attach where the file says so, and say nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
+from remote_agent.errors import KeeperError, KeeperRefusedError
+from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
+from remote_agent.keeper.client import KeeperAddress, ask, lease, list_residents
+from tests.remote_agent.agentd.agents import eventually
+from tests.remote_agent.keeper.keepers import content_of, put
+
+NOBODY, A_GROUP = 65534, 54321
+
+
+@pytest.fixture
+def entrance() -> Iterator[Path]:
+    """Return a directory that every user can enter, unlike those of ``tmp_path``."""
+    folder = Path(tempfile.mkdtemp(prefix="glowplug-attach-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def someone_else(groups: tuple[int, ...] = ()) -> Iterator[None]:
+    """Be another user for a while."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    before = os.getgroups()
+    os.setgroups(groups)
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)
+
+
+def allow(state: StateDir, *lines: str) -> None:
+    file = state.root / ATTACH_FILE_NAME
+    file.write_text("\n".join(lines))
+    file.chmod(0o600)
+
+
+def others_address(entrance: Path) -> KeeperAddress:
+    return KeeperAddress(entrance / SOCKET_NAME)
+
+
+def test_a_user_on_the_list_attaches_and_controls_nothing(
+    address: KeeperAddress, state: StateDir, entrance: Path
+) -> None:
+    """Memory is lent to them; every word that changes something is refused, by name."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    allow(state, f"directory {entrance}", f"uid {NOBODY}")
+    eventually((entrance / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+    with someone_else():
+        link, reply = lease(others_address(entrance), "llama@cpu")
+        for line in ("drop llama@cpu", "drop! llama@cpu", "stop", "stop!", "hold", "release", "status"):
+            with pytest.raises(KeeperRefusedError, match=f"{line.split()[0]} is not for you: you may get list show"):
+                ask(others_address(entrance), line)
+    assert list_residents(others_address(entrance))[0].attached == (os.getpid(),)
+    assert content_of(reply.descriptors[1]) == b"weights"
+    reply.close()
+    link.close()
+
+
+@pytest.mark.parametrize(("line", "is_in"), [(f"gid {A_GROUP}", True), ("gid 1", False), ("uid 1", False), ("", False)])
+def test_a_further_group_counts_and_everybody_else_stays_out(
+    address: KeeperAddress, state: StateDir, entrance: Path, line: str, is_in: bool
+) -> None:
+    """The list is read for each client, so the socket may stand while it changes."""
+    allow(state, f"directory {entrance}")
+    eventually((entrance / SOCKET_NAME).is_socket, "the keeper listens for others")
+    allow(state, f"directory {entrance}", line)
+
+    with someone_else(groups=(A_GROUP,)):
+        if is_in:
+            assert list_residents(others_address(entrance)) == ()
+        else:
+            with pytest.raises(KeeperRefusedError, match="not your keeper"):
+                list_residents(others_address(entrance))
+
+
+def test_the_control_socket_is_out_of_reach_for_other_users(address: KeeperAddress, state: StateDir) -> None:
+    """Its directory is private, whatever the list says."""
+    allow(state, f"uid {NOBODY}")
+
+    with someone_else(), pytest.raises(KeeperError, match="can't be reached"):
+        ask(KeeperAddress(state.run / "keeper.sock"), "list")
+
+
+def test_without_the_file_nobody_else_has_a_socket(address: KeeperAddress, state: StateDir, entrance: Path) -> None:
+    """Taken away, the file takes the socket with it."""
+    allow(state, f"directory {entrance}", f"uid {NOBODY}")
+    eventually((entrance / SOCKET_NAME).is_socket, "the keeper listens for others")
+    (state.root / ATTACH_FILE_NAME).unlink()
+
+    eventually(lambda: not (entrance / SOCKET_NAME).exists(), "the socket is gone")
+    assert list_residents(address) == ()
+
+
+def test_a_list_says_who_and_where(tmp_path: Path) -> None:
+    """Comments and blank lines are nobody."""
+    file = tmp_path / "attach.allow"
+    file.write_text("# servers\n\ndirectory /run/glowplug  # made by tmpfiles.d\nuid 1001\nuid 1002 # vllm\ngid 7\n")
+    file.chmod(0o600)
+
+    assert read_access(file) == Access(Path("/run/glowplug"), frozenset((1001, 1002)), frozenset((7,)))
+    assert read_access(tmp_path / "nothing") == Access()
+
+
+@pytest.mark.parametrize("line", ["uid alice", "uid -1", "directory run", "everyone", "uid", "uid ²"])
+def test_a_list_that_is_not_understood_lets_nobody_in(tmp_path: Path, line: str) -> None:
+    """The line is named."""
+    file = tmp_path / "attach.allow"
+    file.write_text(f"uid 1\n{line}\n")
+    file.chmod(0o600)
+
+    with pytest.raises(AccessError, match=r"attach\.allow, line 2: "):
+        read_access(file)
+
+
+def test_a_list_that_others_may_write_is_no_list(tmp_path: Path) -> None:
+    """Whoever can write it could let themselves in."""
+    file = tmp_path / "attach.allow"
+    file.write_text("uid 1\n")
+    file.chmod(0o666)
+
+    with pytest.raises(AccessError, match="must be written by its owner alone"):
+        read_access(file)
+
+
+def test_a_directory_where_others_could_replace_the_socket_is_refused(entrance: Path) -> None:
+    """Weights must not come from whoever was there first; a directory that is not there is named too."""
+    entrance.chmod(0o777)
+    with pytest.raises(AccessError, match="others could replace the socket"):
+        bind_for_others(entrance)
+    with pytest.raises(AccessError, match="No such file"):
+        bind_for_others(entrance / "missing")

@@ -1,0 +1,47 @@
+"""Samples of memory: where they lie, what they find."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from remote_agent.resident.checksum import SAMPLE_BYTES, SAMPLES, sample_offsets, sampled_checksum
+
+
+@pytest.mark.parametrize(
+    "size", [1, SAMPLE_BYTES - 1, SAMPLE_BYTES, SAMPLE_BYTES + 1, 100_000, 10 << 20, 13_500_000_001]
+)
+def test_samples_are_spread_from_the_first_byte_to_the_last(size: int) -> None:
+    """However large the memory, the first and the last bytes are among them, and none lies beyond."""
+    offsets = sample_offsets(size)
+
+    assert offsets[0] == 0
+    assert offsets[-1] == max(0, size - SAMPLE_BYTES)
+    assert len(offsets) == SAMPLES or size < SAMPLES + SAMPLE_BYTES
+    steps = [after - before for before, after in itertools.pairwise(offsets)]
+    assert not steps or max(steps) - min(steps) <= 1
+
+
+def test_the_checksum_is_of_the_bytes_and_their_number() -> None:
+    """Equal bytes agree whatever dtype made them; a byte changed in a sample, or a size, does not."""
+    values = torch.arange(100_000, dtype=torch.float32)
+    content = values.view(torch.uint8)
+    checksum = sampled_checksum(content, content.numel())
+
+    assert checksum == sampled_checksum(content.clone(), content.numel())
+    assert checksum != sampled_checksum(content, content.numel() - 1)
+    for position in (0, content.numel() - 1, sample_offsets(content.numel())[20] + 7):
+        changed = content.clone()
+        changed[position] ^= 1
+        assert checksum != sampled_checksum(changed, content.numel())
+
+
+def test_what_lies_behind_the_given_size_does_not_count() -> None:
+    """An allocation is larger than what was asked for, and its end holds anything."""
+    content = torch.zeros(50_000, dtype=torch.uint8)
+    other = content.clone()
+    other[40_000:] = 9
+
+    assert sampled_checksum(content, 40_000) == sampled_checksum(other, 40_000)
