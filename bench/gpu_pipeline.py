@@ -25,7 +25,12 @@ sys.path.insert(0, str(REPOSITORY))
 from bench.gpu_facts import describe_machine, drop_from_page_cache, read_into_page_cache  # noqa: E402
 from remote_agent.protocol.messages import NATIVE_STAGES  # noqa: E402
 
-REUSED = ("init", "context", "weights", "assign", "compile")
+REUSED = {
+    "standby": ("init", "context", "weights", "assign", "compile"),
+    "resident": ("weights",),
+}
+"""Stages that a run finds made, by the tier that it starts from."""
+
 STEP_LIMIT_S = 300
 
 
@@ -147,9 +152,21 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> None:
     for _ in range(arguments.reuses):
         run_once(bench, recipe, "standby")
     bench.keep("released", bench.agent("release", "--all"))
+    measure_resident(bench, content, arguments.reuses, arguments.device)
     script = [str(model), str(arguments.prompt_tokens), str(arguments.new_tokens), arguments.device]
     bench.keep("transformers", bench.python("-c", REFERENCE, *script))
     compare_tokens(bench)
+
+
+def measure_resident(bench: Bench, content: dict[str, Any], count: int, device: str) -> None:
+    """Leave the weights with the keeper, start from them, and attach to them from a process of its own."""
+    recipe = bench.folder / "resident.json"
+    recipe.write_text(json.dumps({**content, "name": "resident", "target_tier": "resident"}))
+    run_once(bench, recipe, "cached, left resident")
+    for _ in range(count):
+        run_once(bench, recipe, "resident")
+    bench.keep("attach", bench.python("-c", ATTACH, "resident", str(bench.state_dir), str(count), device))
+    bench.keep("released_resident", bench.agent("release", "--all"))
 
 
 def run_once(bench: Bench, recipe: Path, label: str, *options: str, before: Callable[[], object] | None = None) -> None:
@@ -160,14 +177,14 @@ def run_once(bench: Bench, recipe: Path, label: str, *options: str, before: Call
         return
     bench.result["runs"].append({"label": label, "prepared": prepared, "record": record})
     bench.save()
-    for text in find_problems(record, expects_standby=label == "standby"):
+    for text in find_problems(record, label if label in REUSED else ""):
         bench.problem(f"{label}: {text}")
     seconds = {stage["name"]: (stage["duration_ns"] or 0) / 1e9 for stage in record["stages"]}
     spans = "  ".join(f"{name} {value:.3f}" for name, value in seconds.items())
     print(f"{label:<20}{(record['wall_ns'] or 0) / 1e9:8.3f} s  {spans}", flush=True)
 
 
-def find_problems(record: dict[str, Any], expects_standby: bool) -> list[str]:
+def find_problems(record: dict[str, Any], tier: str) -> list[str]:
     """Return what does not hold of a run that should have become ready."""
     if record["state"] != "ready":
         return [f"the run is {record['state']}: {record['failure']}"]
@@ -176,13 +193,13 @@ def find_problems(record: dict[str, Any], expects_standby: bool) -> list[str]:
     if tuple(stages) != NATIVE_STAGES:
         problems.append(f"stages are {tuple(stages)}")
     for name, stage in stages.items():
-        wanted = "reused" if expects_standby and name in REUSED else "done"
+        wanted = "reused" if name in REUSED.get(tier, ()) else "done"
         if stage["status"] != wanted:
             problems.append(f"{name} is {stage['status']}, not {wanted}: {stage['reason']}")
     parts = sum(stage["attributed_ns"] or 0 for stage in stages.values()) + (record["unattributed_ns"] or 0)
     if parts != record["wall_ns"]:
         problems.append(f"the parts sum to {parts} ns and the wall time is {record['wall_ns']} ns")
-    if expects_standby != (record["tier_from"] == "standby"):
+    if tier != (record["tier_from"] if record["tier_from"] in REUSED else ""):
         problems.append(f"tier_from is {record['tier_from']}")
     return problems
 
@@ -246,6 +263,24 @@ for _ in range(8):
 print(json.dumps({"chunk_bytes": chunk, "size_bytes": size, "rates_bytes_s": rates, "best_bytes_s": max(rates)}))
 """
 """The most that pinned memory gives to the device, measured beside the loads."""
+
+ATTACH = """
+import json, sys, time
+from pathlib import Path
+import torch
+from remote_agent import attach
+if sys.argv[4] != "cpu":
+    torch.cuda.init()
+    torch.ones(1, device="cuda")
+rounds = []
+for _ in range(int(sys.argv[3]) + 1):
+    begun = time.perf_counter()
+    with attach(sys.argv[1], state_dir=Path(sys.argv[2])) as attached:
+        taken = time.perf_counter() - begun
+        rounds.append({"seconds": taken, "steps_ns": dict(attached.steps), "tensors": len(attached.tensors)})
+print(json.dumps({"first": rounds[0], "rounds": rounds[1:]}))
+"""
+"""A serving process that has a context already attaches; its first time imports what attaching needs."""
 
 REFERENCE = """
 import json, os, sys, time
