@@ -30,6 +30,7 @@ class LineView(ScrollView):
         self._lines: tuple[Line, ...] = ()
         self._roles = RoleStyles(self)
         self._strips: dict[int, Strip] = {}
+        self._strips_width = 0
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -65,13 +66,13 @@ class LineView(ScrollView):
         self._roles.clear()
         self._strips.clear()
 
-    def on_resize(self) -> None:
-        self._strips.clear()
-
     def render_line(self, y: int) -> Strip:
         scroll_x, scroll_y = self.scroll_offset
         at = y + scroll_y
         width = self.size.width
+        if width != self._strips_width:  # a scrollbar that comes and goes changes it before any event says so
+            self._strips.clear()
+            self._strips_width = width
         if at >= len(self._lines):
             return Strip.blank(width, self.rich_style)
         selection = self.text_selection
