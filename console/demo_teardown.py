@@ -21,6 +21,7 @@ MARK = "GLOWPLUG_DEMO"
 """Environment variable that every process of a demo's nodes carries; its value names the demo."""
 
 _ASK_S = 5.0
+EXEC_LOOKS, EXEC_LOOK_S = 5, 0.002
 
 
 def end_nodes(state_directories: Sequence[Path], mark: str, grace_s: float = 8.0) -> tuple[str, ...]:
@@ -52,12 +53,26 @@ def marked_processes(mark: str) -> tuple[int, ...]:
         if not path.name.isdigit():
             continue
         try:
-            environment = (path / "environ").read_bytes()
+            environment = _environment_of(path)
         except OSError:
             continue
         if entry in environment.split(b"\0"):
             found.append(int(path.name))
     return tuple(sorted(found))
+
+
+def _environment_of(process: Path) -> bytes:
+    """Return a process's environment; one that is being replaced by another program shows none for a moment.
+
+    Raises: OSError if it is gone, or no program at all (a zombie, a thread of the kernel).
+    """
+    for _ in range(EXEC_LOOKS):
+        environment = (process / "environ").read_bytes()
+        if environment:
+            return environment
+        (process / "exe").readlink()
+        time.sleep(EXEC_LOOK_S)
+    return b""
 
 
 def _wait_until_gone(mark: str, patience_s: float) -> bool:
