@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -34,6 +34,7 @@ def load(
     memory: Memory | None = None,
     announce: Announce = lambda path: None,
     settles_later: bool = False,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Loaded:
     """Return every tensor of ``checkpoint`` on ``device``, byte for byte what the files hold.
 
@@ -43,13 +44,15 @@ def load(
     allocator does, or on a CPU the files themselves. ``announce`` gets the path of each shard before
     any page of it is mapped, from any thread: who dies of a page then has told which file it was.
     With ``settles_later`` registrations are given back while the caller goes on; it must call `Loaded.settle`.
+    On a GPU ``meanwhile`` is called in the calling thread while others move bytes, and its time is not the load's;
+    ``progress`` is then called from one of those.
     When this raises, nothing is left on the device (but what ``memory`` gave), registered, open or running.
     Raises: LoadError naming the file, DeviceError, or what ``progress`` raised.
     """
     memory = None if memory is None else _checked(memory)
     with OpenShards(checkpoint.shards, identities) as shards:
         if device.kind == "cuda":
-            result = load_onto_gpu(checkpoint, device, policy, shards, progress, announce, memory)  # type: ignore[arg-type]
+            result = load_onto_gpu(checkpoint, device, policy, shards, progress, announce, memory, meanwhile)  # type: ignore[arg-type]
         else:
             result = load_onto_cpu(checkpoint, policy, shards, progress, announce, memory)
     duration_ns = max(result.ended_ns - result.begun_ns, 1)

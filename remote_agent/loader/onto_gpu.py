@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,10 +33,11 @@ def load_onto_gpu(
     progress: Progress,
     announce: Announce,
     memory: Memory | None,
+    meanwhile: Callable[[], None] | None,
 ) -> Outcome:
     """Return every tensor of ``checkpoint`` on ``device``.
 
-    Raises: LoadError naming the file, DeviceError, or what ``progress`` raised.
+    Raises: LoadError naming the file, DeviceError, or what ``progress`` or ``meanwhile`` raised.
     """
     begun = time.monotonic_ns()
     plan = plan_placement(checkpoint)
@@ -45,17 +47,35 @@ def load_onto_gpu(
     chosen = time.monotonic_ns()
     transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce)
     with on_failure(transfer.close):
-        transfer.run(progress)
-        arrived = time.monotonic_ns()
+        arrived = _move(transfer, device, progress, meanwhile)
+        going_on = time.monotonic_ns()
         shards.check_unchanged()
         tensors = tensors_in(base, checkpoint, plan)
-        ended = time.monotonic_ns()
+        ended = arrived + time.monotonic_ns() - going_on
         ceiling = _ceiling(device, checkpoint)
     settling = Settling(partial(_close_on, device, transfer), "load-unregister")
     moved = transfer.moved()
     steps = {"allocate": allocated - begun, "route": chosen - allocated, **moved.steps, "views": ended - arrived}
     counters = {**moved.counters, **odd_counters(plan)}
     return Outcome(tensors, moved.path, moved.reasons, steps, begun, ended, ceiling, counters, base, plan, settling)
+
+
+def _move(transfer: Transfer, device: CudaDevice, progress: Progress, meanwhile: Callable[[], None] | None) -> int:
+    """Run ``transfer``, ``meanwhile`` beside it in the calling thread; return when the last byte had arrived."""
+    arrived: list[int] = []
+
+    def run() -> None:
+        device.runtime("cudaSetDevice", device.ordinal)
+        transfer.run(progress)
+        arrived.append(time.monotonic_ns())
+
+    if meanwhile is None:
+        run()
+    else:
+        moving = Settling(run, "load-transfer")
+        with finally_do(moving.finish):
+            meanwhile()
+    return arrived[0]
 
 
 def _close_on(device: CudaDevice, transfer: Transfer) -> None:

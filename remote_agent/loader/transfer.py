@@ -48,7 +48,7 @@ class Moved:
 
 
 class Transfer:
-    """One transfer; `run` it once, then `close` it, which gives registrations back."""
+    """One transfer; `run` it once, in any thread, then `close` it, which gives registrations back."""
 
     def __init__(
         self,
@@ -60,8 +60,9 @@ class Transfer:
         route: Route,
         announce: Announce,
     ) -> None:
-        self._checkpoint, self._route, self._device = checkpoint, route, device
+        self._checkpoint, self._route = checkpoint, route
         self._ring = device.ring
+        self._stream = device.current_stream()
         self._limits = self._ring.limits
         total = sum(chunk.segment.length for chunk in (*route.cached, *route.uncached))
         self._tally = Tally(total)
@@ -85,7 +86,7 @@ class Transfer:
             return
         with contextlib.ExitStack() as stack:
             lanes = stack.enter_context(ring.use(route.cut))
-            event = stack.enter_context(ring.mark(self._device.current_stream()))
+            event = stack.enter_context(ring.mark(self._stream))
             bodies: list[tuple[str, Callable[[], None]]] = []
             if route.maps and route.cached:
                 lane = stack.enter_context(ring.make_stream())

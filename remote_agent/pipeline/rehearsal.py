@@ -1,14 +1,13 @@
 """Rehearses a model while its weights are on their way: one layer of the same sizes over random memory.
 
 A first pass on a GPU pays for loading kernels, for the math library's workspaces and for choosing its
-algorithms. None of that depends on the weights' values or on the number of layers, so a thread does it
-while the loader's threads move bytes. What it can't do costs the run nothing but the time saved.
+algorithms. None of that depends on the weights' values or on the number of layers, so it is done while
+the loader's threads move bytes. What it can't do costs the run nothing but the time saved.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -41,41 +40,41 @@ class Rehearsed:
     reason: str | None = None
 
 
-def start_rehearsal(recipe: Recipe, checkpoint: Checkpoint, device: Device) -> Rehearsal | None:
-    """Return a rehearsal under way; None on a CPU, which has no kernels to load, and where memory is short."""
-    if device.kind != "cuda" or device.memory()[0] < checkpoint.bytes + ROOM_BYTES:
-        return None
-    dtypes = {entry.name: (entry.shape, torch_dtype(entry)) for _, entry in checkpoint.entries()}
-    tensors = {
-        name: torch.empty(shape, dtype=dtype, device="meta")
-        for name, (shape, dtype) in dtypes.items()
-        if dtype is not None
-    }
-    return Rehearsal(recipe, checkpoint.root, tensors, device.torch_device)
-
-
 class Rehearsal:
-    """A rehearsal under way in a thread of its own; it never raises, and `finish` waits for its end."""
+    """One rehearsal, done by `run` in the thread that has the device; it never raises. ``result`` is None before.
 
-    def __init__(self, recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        self._result = Rehearsed(0, "it did not begin")
-        self._thread = threading.Thread(
-            target=self._run, args=(recipe, folder, tensors, device), name="rehearsal", daemon=True
-        )
-        self._thread.start()
+    In a forked worker torch's calls crash in any thread but the first, so it is the loader's that run beside it.
+    """
 
-    def finish(self) -> Rehearsed:
-        self._thread.join()
-        return self._result
+    def __init__(self, recipe: Recipe, checkpoint: Checkpoint, device: torch.device) -> None:
+        self._recipe, self._checkpoint, self._device = recipe, checkpoint, device
+        self.result: Rehearsed | None = None
 
-    def _run(self, recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def run(self) -> None:
         begun = time.monotonic_ns()
         reason: str | None = None
         try:
-            reason = rehearse(recipe, folder, tensors, device)
+            reason = rehearse(self._recipe, self._checkpoint.root, on_meta(self._checkpoint), self._device)
         except Exception as error:  # the stages themselves meet the same fault and report it
             reason = one_line(f"{type(error).__name__}: {error}")
-        self._result = Rehearsed(time.monotonic_ns() - begun, reason)
+        self.result = Rehearsed(time.monotonic_ns() - begun, reason)
+
+
+def plan_rehearsal(recipe: Recipe, checkpoint: Checkpoint, device: Device) -> Rehearsal | None:
+    """Return a rehearsal to run; None on a CPU, which has no kernels to load, and where memory is short."""
+    if device.kind != "cuda" or device.memory()[0] < checkpoint.bytes + ROOM_BYTES:
+        return None
+    return Rehearsal(recipe, checkpoint, device.torch_device)
+
+
+def on_meta(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return the checkpoint's tensors without their bytes; those of dtypes that torch lacks are left out."""
+    found = {entry.name: (entry.shape, torch_dtype(entry)) for _, entry in checkpoint.entries()}
+    return {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, (shape, dtype) in found.items()
+        if dtype is not None
+    }
 
 
 def rehearse(recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], device: torch.device) -> str | None:
@@ -98,7 +97,7 @@ def rehearse(recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], 
     # Always the likeliest id: to draw by chance from what is no number ends a context.
     run_shapes(warm, choose_shapes(warm, request), Sampling(), lambda done, total: None)
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
     return None
 
 

@@ -14,7 +14,7 @@ from remote_agent.loader.checkpoint import Checkpoint, inspect
 from remote_agent.loader.header_text import TensorEntry
 from remote_agent.loader.load import Loaded, load
 from remote_agent.pipeline.keeping import Backing, Keepable, Keeping
-from remote_agent.pipeline.rehearsal import Rehearsed, start_rehearsal
+from remote_agent.pipeline.rehearsal import Rehearsal, plan_rehearsal
 from remote_agent.pipeline.timing import Measure
 from remote_agent.protocol.internal import ShardIdentity
 from remote_agent.protocol.messages import Recipe, StageStatus
@@ -74,6 +74,7 @@ def load_weights(
     """
     found = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
     identities = shards or found.identities
+    rehearsal = plan_rehearsal(recipe, found, device)
     bring = partial(
         load,
         found,
@@ -83,6 +84,7 @@ def load_weights(
         identities=identities,
         announce=measure.announce,
         settles_later=True,
+        meanwhile=None if rehearsal is None else rehearsal.run,
     )
     shared: list[SharedMemory] = []
 
@@ -93,7 +95,6 @@ def load_weights(
             raise _CannotShare(str(error)) from error
         return shared[0].tensor
 
-    rehearsal = start_rehearsal(recipe, found, device)
     problem = None
     memory = share if is_to_be_shared(recipe, device) else None
     try:
@@ -102,8 +103,7 @@ def load_weights(
         problem = str(error)
         loaded = bring()
     finally:
-        if rehearsal is not None:
-            _describe_rehearsal(rehearsal.finish(), measure)
+        _describe_rehearsal(rehearsal, measure)
     _describe(loaded, found, measure)
     if problem is not None:
         measure.reason = "; ".join(filter(None, (f"not shared: {problem}", measure.reason)))
@@ -117,10 +117,12 @@ def load_weights(
     return Weights(loaded.tensors, found.root, loaded.notes, backing, loaded.settle)
 
 
-def _describe_rehearsal(rehearsed: Rehearsed, measure: Measure) -> None:
-    measure.extra["rehearsal_ns"] = rehearsed.duration_ns
-    if rehearsed.reason is not None:
-        measure.extra["rehearsal_reason"] = rehearsed.reason[:500]
+def _describe_rehearsal(rehearsal: Rehearsal | None, measure: Measure) -> None:
+    if rehearsal is None or rehearsal.result is None:
+        return
+    measure.extra["rehearsal_ns"] = rehearsal.result.duration_ns
+    if rehearsal.result.reason is not None:
+        measure.extra["rehearsal_reason"] = rehearsal.result.reason[:500]
 
 
 def is_to_be_shared(recipe: Recipe, device: Device) -> bool:

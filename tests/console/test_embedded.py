@@ -125,11 +125,18 @@ async def test_a_client_that_vanishes_takes_its_command_along(ready: ServerReady
     connection = await reach(ready)
     process = await connection.create_process("echo started; exec sleep 600", encoding=None)
     assert await process.stdout.readline() == b"started\n"
-    assert marked_processes(str(tmp_path))
+    await there(str(tmp_path))
 
     connection.abort()
 
     await gone(str(tmp_path))
+
+
+async def there(mark: str) -> None:
+    deadline = time.monotonic() + 20
+    while not marked_processes(mark):
+        assert time.monotonic() < deadline, "no process is there"
+        await asyncio.sleep(0.02)
 
 
 async def gone(mark: str) -> None:

@@ -11,15 +11,24 @@ import torch
 from remote_agent.devices.cpu import CpuDevice
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.pipeline import rehearsal
-from remote_agent.pipeline.rehearsal import Rehearsal, fill_from_pool, one_layer, rehearse, start_rehearsal
+from remote_agent.pipeline.rehearsal import (
+    Rehearsal,
+    Rehearsed,
+    fill_from_pool,
+    on_meta,
+    one_layer,
+    plan_rehearsal,
+    rehearse,
+)
 from remote_agent.protocol.messages import FirstRequest, Shape
 from tests.remote_agent import checkpoints
-from tests.remote_agent.checkpoints import read_tensors
 from tests.remote_agent.pipeline.models import CPU, load_with_transformers, recipe_for
 
 
-def on_meta(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor.to("meta") for name, tensor in read_tensors(folder).items()}
+def result_of(rehearsal: Rehearsal) -> Rehearsed:
+    rehearsal.run()
+    assert rehearsal.result is not None
+    return rehearsal.result
 
 
 @pytest.mark.parametrize(
@@ -40,7 +49,7 @@ def test_every_kind_of_model_is_rehearsed(
     folder = write(tmp_path)
     request = FirstRequest(prompt_tokens=6, shapes=(Shape(2, 5),))
 
-    assert rehearse(recipe_for(folder, request=request), folder, on_meta(folder), CPU) is None
+    assert rehearse(recipe_for(folder, request=request), folder, on_meta(inspect(folder)), CPU) is None
     assert {(2, 5), (1, 6)} <= set(seen)
 
 
@@ -71,13 +80,13 @@ def test_a_cpu_has_nothing_to_rehearse_and_weights_come_first(tmp_path: Path) ->
     checkpoint = inspect(checkpoints.write_llama(tmp_path))
     recipe, gpu = recipe_for(tmp_path), Gpu()
 
-    assert start_rehearsal(recipe, checkpoint, CpuDevice()) is None
+    assert plan_rehearsal(recipe, checkpoint, CpuDevice()) is None
     gpu.free = checkpoint.bytes + rehearsal.ROOM_BYTES - 1
-    assert start_rehearsal(recipe, checkpoint, gpu) is None
+    assert plan_rehearsal(recipe, checkpoint, gpu) is None
     gpu.free += 1
-    started = start_rehearsal(recipe, checkpoint, gpu)
-    assert started is not None
-    assert started.finish().reason is None
+    planned = plan_rehearsal(recipe, checkpoint, gpu)
+    assert planned is not None
+    assert result_of(planned).reason is None
 
 
 def test_one_layer_is_a_copy(tmp_path: Path) -> None:
@@ -90,7 +99,10 @@ def test_one_layer_is_a_copy(tmp_path: Path) -> None:
 
 def test_what_can_t_be_rehearsed_is_a_reason_and_not_a_failure(tmp_path: Path) -> None:
     """The stages meet the same fault and report it as theirs."""
-    result = Rehearsal(recipe_for(tmp_path), tmp_path, {}, CPU).finish()
+    checkpoint = inspect(checkpoints.write_llama(tmp_path))
+    (tmp_path / "config.json").unlink()
+
+    result = result_of(Rehearsal(recipe_for(tmp_path), checkpoint, CPU))
 
     assert "config.json" in str(result.reason)
 
@@ -100,7 +112,7 @@ def test_a_model_whose_largest_weight_is_too_large_is_left_out(tmp_path: Path, m
     folder = checkpoints.write_llama(tmp_path)
     monkeypatch.setattr(rehearsal, "POOL_LIMIT_BYTES", 1000)
 
-    result = Rehearsal(recipe_for(folder), folder, on_meta(folder), CPU).finish()
+    result = result_of(Rehearsal(recipe_for(folder), inspect(folder), CPU))
 
     assert str(result.reason).startswith("the largest weight has ")
     assert str(result.reason).endswith(" bytes, over 1000")
