@@ -1,13 +1,14 @@
-"""Checks a compile cache's directory before the compile stack is pointed at it."""
+"""A compile cache's directory: checked before the compile stack is pointed at it, listed, and emptied without loss."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
 MIN_FREE_BYTES = 256 << 20
@@ -19,6 +20,9 @@ VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"
 NOWHERE = dict.fromkeys(VARIABLES, "/proc/self")
 """Until a job says where its caches are. Importing the compile stack makes its directory, by default in $TMPDIR,
 where it would stay; this one exists and takes no files."""
+
+ASIDE = "aside"
+"""Folder below the cache directory for entries that made a compile fail."""
 
 ARTEFACTS = frozenset({".so", ".o", ".cubin", ".hsaco"})
 
@@ -50,9 +54,41 @@ def use_cache(directory: Path, environment: MutableMapping[str, str]) -> None:
         environment[variable] = str(directory / folder)
 
 
-def count_artefacts(directory: Path) -> int:
-    """Return how many compiled objects lie below ``directory``."""
-    return sum(Path(name).suffix in ARTEFACTS for _, _, names in os.walk(directory) for name in names)
+def list_artefacts(directory: Path) -> dict[str, int]:
+    """Return the compiled objects below ``directory``: relative path and size in bytes; what lies aside is none."""
+    found: dict[str, int] = {}
+    for folder, folders, names in os.walk(directory):
+        if Path(folder) == directory and ASIDE in folders:
+            folders.remove(ASIDE)
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix in ARTEFACTS:
+                try:
+                    found[path.relative_to(directory).as_posix()] = path.stat().st_size
+                except FileNotFoundError:
+                    pass  # a compile in another process made and removed it
+    return found
+
+
+def set_aside(directory: Path, folders: Iterable[str]) -> tuple[str, ...]:
+    """Move ``folders`` of the cache out of the compile stack's sight and return those that were there.
+
+    What lay aside from an earlier time gives way. Raises: OSError.
+    """
+    aside = directory / ASIDE
+    aside.mkdir(mode=0o700, exist_ok=True)
+    moved = tuple(folder for folder in folders if (directory / folder).is_dir())
+    for folder in moved:
+        shutil.rmtree(aside / folder, ignore_errors=True)
+        (directory / folder).replace(aside / folder)
+    return moved
+
+
+def put_back(directory: Path, folders: Iterable[str]) -> None:
+    """Undo `set_aside`; what was put in their place meanwhile is dropped. Raises: OSError."""
+    for folder in folders:
+        shutil.rmtree(directory / folder, ignore_errors=True)
+        (directory / ASIDE / folder).replace(directory / folder)
 
 
 def _free_bytes(directory: Path) -> int:

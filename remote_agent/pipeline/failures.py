@@ -36,6 +36,13 @@ def one_line(text: str) -> str:
     return line if len(line) <= DETAIL_LIMIT else line[: DETAIL_LIMIT - 1] + "…"
 
 
+def brief(error: BaseException) -> str:
+    """Return the error's type and the first of its lines that says something; "X raised:" only leads to the next."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((number for number, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)
+    return one_line(f"{type(error).__name__}: {' '.join(lines[: told + 1])}")
+
+
 def fail(code: str, detail: str) -> StageError:
     """Return the error that ends the running stage with ``code``; the runner adds the stage."""
     return StageError(Failure(code, one_line(detail)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from remote_agent.pipeline.assign import Warm
-from remote_agent.pipeline.compilation import read_counters
+from remote_agent.pipeline.compile_attempt import read_counters
 from remote_agent.pipeline.failures import one_line
 from remote_agent.pipeline.forward import embed, end_tokens, make_draw, prepare_inputs, steps
 from remote_agent.pipeline.timing import Measure

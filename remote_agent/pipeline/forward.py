@@ -76,23 +76,40 @@ def steps(warm: Warm, inputs: Inputs, draw: Draw) -> Iterator[tuple[torch.Tensor
     """
     takes = inspect.signature(warm.model.forward).parameters
     keep = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-    # transformers is renaming the one to the other.
-    name = "cache" if "cache" in takes else "past_key_values"
+    name = cache_argument(warm)
     ids, cache = inputs.ids, None
     while True:
-        output = warm.model(input_ids=ids, use_cache=True, **{name: cache}, **keep)
+        output = _run(warm, input_ids=ids, use_cache=True, **{name: cache}, **keep)
         logits = output.logits[:, -1]
         chosen = draw(logits)
         yield chosen, logits
         ids, cache = chosen[:, None], output[name]
 
 
+def cache_argument(warm: Warm) -> str:
+    """Return what the model calls its cache; transformers is renaming the one to the other."""
+    return "cache" if "cache" in inspect.signature(warm.model.forward).parameters else "past_key_values"
+
+
 def embed(warm: Warm, inputs: Inputs) -> torch.Tensor:
     """Return the mean of each sequence's last hidden states, float32[batch, hidden]; padding does not count."""
-    hidden = warm.model(input_ids=inputs.ids, **inputs.others).last_hidden_state.float()
+    hidden = _run(warm, input_ids=inputs.ids, **inputs.others).last_hidden_state.float()
     mask = inputs.others.get("attention_mask", torch.ones_like(inputs.ids))[:, :, None].float()
     pooled: torch.Tensor = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
     return pooled
+
+
+def _run(warm: Warm, **inputs: Any) -> Any:
+    """Run the model without gradients and, whatever the caller's mode, on plain tensors.
+
+    Inference tensors are another kind to a compiled function's guards, which a process that loads it can't make again.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        plain = {
+            name: value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
+            for name, value in inputs.items()
+        }
+        return warm.model(**plain)
 
 
 def end_tokens(warm: Warm) -> frozenset[int]:

@@ -43,37 +43,50 @@ def write_llama(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any
     return write_model(folder, lambda: LlamaForCausalLM(llama_config(**changes)), dtype)
 
 
-def write_gpt2(folder: Path) -> Path:
+def write_gpt2(folder: Path, **changes: Any) -> Path:
     """Write a GPT-2: learned positions, tied weights, transposed projections."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=32, n_layer=2, n_head=4, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return write_model(folder, lambda: GPT2LMHeadModel(config))
+    sizes = {
+        "vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 4,
+        "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    return write_model(folder, lambda: GPT2LMHeadModel(GPT2Config(**{**sizes, **changes})))
 
 
-def write_mixtral(folder: Path) -> Path:
+def write_mixtral(folder: Path, **changes: Any) -> Path:
     """Write a mixture of experts, whose expert tensors transformers 5 merges on load."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    config = MixtralConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, num_local_experts=4, max_position_embeddings=POSITIONS, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return write_model(folder, lambda: MixtralForCausalLM(config))
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "initializer_range": 0.2,
+        "max_position_embeddings": POSITIONS, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    return write_model(folder, lambda: MixtralForCausalLM(MixtralConfig(**{**sizes, **changes})))
 
 
-def write_bert(folder: Path, head: bool = False) -> Path:
+def write_mistral(folder: Path, **changes: Any) -> Path:
+    """Write a Mistral, whose cache keeps no more than a window of ``sliding_window`` tokens."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "initializer_range": 0.2,
+        "max_position_embeddings": POSITIONS, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    return write_model(folder, lambda: MistralForCausalLM(MistralConfig(**{**sizes, **changes})))
+
+
+def write_bert(folder: Path, head: bool = False, **changes: Any) -> Path:
     """Write a BERT encoder; with ``head`` as a masked language model, its keys below ``bert.`` and no pooler."""
     from transformers import BertConfig, BertForMaskedLM, BertModel
 
-    config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        max_position_embeddings=POSITIONS, initializer_range=0.2,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": POSITIONS, "initializer_range": 0.2,
+    }  # fmt: skip
+    config = BertConfig(**{**sizes, **changes})
     return write_model(folder, lambda: BertForMaskedLM(config) if head else BertModel(config))
 
 

@@ -89,11 +89,40 @@ def test_every_variable_points_below_the_directory(tmp_path: Path) -> None:
     assert {Path(value).parent for value in environment.values()} == {tmp_path}
 
 
-def test_compiled_objects_are_counted(tmp_path: Path) -> None:
-    """At any depth, and nothing else."""
-    (tmp_path / "x" / "y").mkdir(parents=True)
-    for name in ("x/one.so", "x/y/two.cubin", "x/source.cpp", "lock"):
-        (tmp_path / name).touch()
+def write_file(path: Path, content: bytes = b"") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
-    assert caches.count_artefacts(tmp_path) == 2
-    assert caches.count_artefacts(tmp_path / "absent") == 0
+
+def test_compiled_objects_are_listed_with_their_sizes(tmp_path: Path) -> None:
+    """At any depth, and nothing else; what lies aside is out of use."""
+    write_file(tmp_path / "x" / "one.so", b"abc")
+    for name in ("x/y/two.cubin", "x/source.cpp", "lock", "aside/x/old.so", "x/aside/three.so"):
+        write_file(tmp_path / name)
+
+    assert caches.list_artefacts(tmp_path) == {"x/one.so": 3, "x/y/two.cubin": 0, "x/aside/three.so": 0}
+    assert caches.list_artefacts(tmp_path / "absent") == {}
+
+
+def test_entries_set_aside_are_out_of_sight_and_come_back(tmp_path: Path) -> None:
+    """What was put in their place meanwhile gives way, and other folders are left alone."""
+    for name in ("inductor/old.so", "records/one.json"):
+        write_file(tmp_path / name)
+
+    moved = caches.set_aside(tmp_path, ("inductor", "triton"))
+
+    assert moved == ("inductor",)
+    assert caches.list_artefacts(tmp_path) == {}
+    write_file(tmp_path / "inductor" / "new.so")
+    caches.put_back(tmp_path, moved)
+    assert caches.list_artefacts(tmp_path) == {"inductor/old.so": 0}
+    assert (tmp_path / "records" / "one.json").exists()
+
+
+def test_only_the_last_entries_set_aside_are_kept(tmp_path: Path) -> None:
+    """A cache that goes bad again and again does not fill the disk."""
+    for name in ("first.so", "second.so"):
+        write_file(tmp_path / "inductor" / name)
+        caches.set_aside(tmp_path, ("inductor",))
+
+    assert [path.name for path in (tmp_path / "aside" / "inductor").iterdir()] == ["second.so"]
