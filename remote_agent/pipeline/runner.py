@@ -67,6 +67,7 @@ class Runner:
         self._device: Device | None = None
         self._has_context = False
         self._held: Held | None = None
+        self._settle: Callable[[], int] | None = None
 
     def run(self, job: WorkerJob) -> bool:
         """Do one job and report how it went; False if it failed, or was called off before it could go.
@@ -100,6 +101,9 @@ class Runner:
         with stages.measure("first_request", device) as measure:
             answer = first_request.answer_first_request(held.warm, job.recipe.request, measure)
         with stages.measure("hold", device) as measure:
+            settle, self._settle = self._settle, None
+            if settle is not None:
+                measure.extra["settle_ns"] = settle()
             kept = hold.hold_model(job.recipe, held.warm, held.backing, keeper, device, measure)
         self._held = replace(held, backing=kept.backing)
         if kept.problem is not None:
@@ -156,7 +160,7 @@ class Runner:
         backing = found.backing
         with stages.measure("assign", device) as measure:
             warm, findings = assign.assign_module(recipe, found.folder, found.tensors, device.torch_device, measure)
-            measure.extra["settle_ns"] = found.settle()
+            settle = found.settle
             del found
         for finding in findings:
             self._tell(finding)
@@ -167,6 +171,7 @@ class Runner:
             )
         if compiled.fallback is not None:
             self._tell(Finding("compile_fallback", "warning", compiled.fallback))
+        self._settle = settle
         return Held(recipe_hash(recipe), go.shards, warm, backing)
 
     def _find_weights(

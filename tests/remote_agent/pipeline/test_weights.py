@@ -11,6 +11,7 @@ import torch
 
 from remote_agent.devices.cpu import CpuDevice
 from remote_agent.errors import DeviceError
+from remote_agent.loader.checkpoint import inspect
 from remote_agent.pipeline.keeping import Backing
 from remote_agent.pipeline.timing import Measure
 from remote_agent.pipeline.weights import Weights, load_weights
@@ -19,6 +20,7 @@ from remote_agent.resident.gpu_memory import GpuSpace
 from remote_agent.resident.memory import Mapping
 from tests.remote_agent import checkpoints
 from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
+from tests.remote_agent.loader.gpu_loads import traces_of
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,17 @@ def equal(found: Weights, folder: Path) -> bool:
     return found.tensors.keys() == expected.keys() and all(
         torch.equal(tensor, expected[name]) for name, tensor in found.tensors.items()
     )
+
+
+def test_what_a_load_leaves_behind_is_waited_for_later(llama: Path, gpu: FakeGpu) -> None:
+    """Registrations are given back beside what comes next, and the rehearsal says how long it took."""
+    gpu.memory = lambda: (1 << 40, 1 << 40)  # type: ignore[method-assign]
+    found, measure = load(llama, gpu, "standby")
+
+    assert measure.extra["mapped_bytes"]
+    assert found.settle() > 0
+    assert traces_of(inspect(llama)) == []
+    assert measure.extra["rehearsal_ns"]
 
 
 @pytest.mark.parametrize("tier", ["resident", "standby"])
