@@ -10,7 +10,7 @@ import torch
 from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.cleanup import Settling
 from remote_agent.loader.plan import Plan
-from remote_agent.loader.views import view_of
+from remote_agent.loader.views import views_in
 
 Memory = Callable[[int], torch.Tensor]
 """Gives a uint8 tensor of at least that many bytes on the device, at a multiple of 512; may raise OutOfMemoryError."""
@@ -70,12 +70,8 @@ class Outcome:
 
 def tensors_in(base: torch.Tensor, checkpoint: Checkpoint, plan: Plan) -> dict[str, torch.Tensor]:
     """Return every tensor as a view of ``base``, which holds all bytes at the plan's places."""
-    empty = base.new_empty(0)
-    tensors = {entry.name: view_of(empty, entry) for _, entry in checkpoint.entries() if not entry.nbytes}
-    for placement in plan.placements:
-        content = base[placement.target : placement.target + placement.entry.nbytes]
-        tensors[placement.entry.name] = view_of(content, placement.entry)
-    return tensors
+    places = [(entry, 0) for _, entry in checkpoint.entries() if not entry.nbytes]
+    return views_in(base, [*places, *((placement.entry, placement.target) for placement in plan.placements)])
 
 
 def odd_counters(plan: Plan) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from remote_agent.loader.dtypes import DTYPES
@@ -30,6 +32,43 @@ def view_of(content: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
     if DTYPES[entry.dtype].packed > 1:
         shape[-1] //= DTYPES[entry.dtype].packed
     return content.view(dtype).view(shape) if entry.nbytes else content.new_empty(shape, dtype=dtype)
+
+
+def views_in(memory: torch.Tensor, places: Iterable[tuple[TensorEntry, int]]) -> dict[str, torch.Tensor]:
+    """Return a view of ``memory``, flat uint8, for each tensor that begins at the given byte of it.
+
+    Each must begin at a multiple of its dtype's size. One call of torch makes a view: thousands are made at once.
+    """
+    flats: dict[str, tuple[torch.Tensor, int] | None] = {}
+    views: dict[str, torch.Tensor] = {}
+    for entry, start in places:
+        if entry.dtype not in flats:
+            flats[entry.dtype] = _flat(memory, entry.dtype)
+        found = flats[entry.dtype]
+        if found is None or not entry.nbytes:
+            views[entry.name] = view_of(memory[start : start + entry.nbytes], entry)
+        else:
+            flat, item_bytes = found
+            place = flat.storage_offset() + start // item_bytes
+            views[entry.name] = flat.as_strided(entry.shape, _contiguous(entry.shape), place)
+    return views
+
+
+def _flat(memory: torch.Tensor, name: str) -> tuple[torch.Tensor, int] | None:
+    """Return all of ``memory`` as one dtype, and the size of an item; None where each tensor is a case of its own."""
+    found = DTYPES[name]
+    dtype = None if found.torch_name is None else getattr(torch, found.torch_name, None)
+    if found.packed > 1 or not isinstance(dtype, torch.dtype):
+        return None
+    return memory[: len(memory) // found.item_bytes * found.item_bytes].view(dtype), found.item_bytes
+
+
+def _contiguous(shape: tuple[int, ...]) -> list[int]:
+    """Return the strides of a contiguous tensor, in elements."""
+    strides = [1] * len(shape)
+    for place in range(len(shape) - 2, -1, -1):
+        strides[place] = strides[place + 1] * shape[place + 1]
+    return strides
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

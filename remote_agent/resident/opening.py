@@ -72,7 +72,6 @@ def check_manifest(manifest: Manifest, name: str, descriptors: int) -> None:
 
 def views(memory: torch.Tensor, entries: Sequence[TensorEntry]) -> dict[str, torch.Tensor]:
     """Return each tensor as a view of ``memory``."""
-    from remote_agent.loader.views import view_of
+    from remote_agent.loader.views import views_in
 
-    empty = memory.new_empty(0)
-    return {e.name: view_of(memory[e.start : e.end] if e.nbytes else empty, e) for e in entries}
+    return views_in(memory, [(entry, entry.start) for entry in entries])
