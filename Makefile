@@ -24,7 +24,7 @@ run: setup
 	@$(BIN)/glowplug demo
 
 test: setup
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python tests/run.py $(PYTEST_ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -319,7 +319,7 @@ def test_setup_without_a_fitting_python_says_what_is_needed(tmp_path: Path, clon
 
 TARGETS = {
     "run": (".venv/bin/glowplug demo",),
-    "test": (".venv/bin/python -m pytest",),
+    "test": (".venv/bin/python tests/run.py",),
     "check": ("ruff format --check", "ruff check", "mypy", "lint-imports"),
     "dist": (".venv/bin/python deploy/build.py",),
     "bench": (".venv/bin/python -m bench",),

@@ -171,10 +171,10 @@ class Supervisor:
         """Return what is known of this host, at once."""
         start_ns = time.monotonic_ns()
         total, available = hostfacts.memory_bytes()
-        report, uname = self.sampler.report, os.uname()
+        report = self.sampler.report
         return Probe(
             hostfacts.hostname(),
-            f"{uname.sysname} {uname.release} {uname.machine}",
+            os.uname().release,
             os.cpu_count() or 0,
             total,
             available,
