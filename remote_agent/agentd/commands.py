@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,15 +26,29 @@ class Commands:
 
     def talking(self, verb: str, python: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Return the command for a child that finds its socket to the agent as an inherited descriptor."""
-        return (*self.argv(verb, _at_home(python)), "--fd", str(CHANNEL_FD))
+        return (*self.argv(verb, _located(python)), "--fd", str(CHANNEL_FD))
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         _, needed = agent_command()
         return {**os.environ, **needed, **extra}
 
 
-def _at_home(python: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ``python`` with a leading ``~/`` read as the shell that starts the bridge does: the user's home."""
-    if not python or not python[0].startswith("~/") or "HOME" not in os.environ:
+def _located(python: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``python`` with its program as an absolute path, looked up once; as it is where there is none.
+
+    A leading ``~/`` is the user's home, a bare name is looked up in PATH: as the shell does that starts the bridge.
+    """
+    if not python:
         return python
-    return (str(Path(python[0]).expanduser()), *python[1:])
+    if python[0] not in _found:
+        program = (
+            str(Path(python[0]).expanduser()) if python[0].startswith("~/") and "HOME" in os.environ else python[0]
+        )
+        found = shutil.which(program)
+        if found is None:
+            return (program, *python[1:])
+        _found[python[0]] = str(Path(found).absolute())  # a link stays one: it is how an environment is told apart
+    return (_found[python[0]], *python[1:])
+
+
+_found: dict[str, str] = {}

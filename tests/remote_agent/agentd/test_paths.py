@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.paths import TAIL_LINE_CHARACTERS, tail
 
@@ -58,6 +60,23 @@ def test_long_lines_and_control_characters_are_cut(tmp_path: Path) -> None:
 
     assert tail(tmp_path / "log") == ["a" * TAIL_LINE_CHARACTERS, " [2Jlast"]
     assert tail(tmp_path / "absent") == []
+
+
+def test_a_python_is_looked_up_once_and_started_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare name in PATH, `~/` at home; a link stays a link, and what is not there is named as it was given."""
+    program = tmp_path / "snake"
+    program.symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    commands = Commands()
+
+    assert commands.talking("worker", ("absent-snake",))[0] == "absent-snake"
+    assert commands.talking("worker", ("snake", "-X", "dev"))[:3] == (str(program), "-X", "dev")
+    assert commands.talking("worker", ("~/snake",))[0] == str(program)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert commands.talking("worker", ("snake",))[0] == str(program)
 
 
 def test_preflight_starts_without_site() -> None:
