@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from remote_agent.loader.checkpoint import Checkpoint, inspect
+from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.load import Loaded, load
 from remote_agent.loader.verify import verify
 from remote_agent.protocol.messages import WeightsPolicy
-from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
-from tests.remote_agent.loader.files_by_hand import serialise, tensor, write
+from tests.remote_agent.fake_cuda import FakeGpu
 from tests.remote_agent.loader.gpu_loads import traces_of
 
 DEADLINE_S = 30.0
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Checkpoint:
-    return inspect(
-        write(tmp_path / "x.safetensors", serialise([tensor("w", "F32", [9000]), tensor("v", "BF16", [11])]))
-    )
-
-
-@pytest.fixture
-def gpu() -> Iterator[FakeGpu]:
-    device = FakeGpu(FakeRuntime())
-    device.open_context()
-    yield device
-    device.close()
-    assert device.fake_runtime.leaks() == []
 
 
 def bring(gpu: FakeGpu, checkpoint: Checkpoint, meanwhile: Callable[[], None], **options: bool) -> Loaded:

@@ -23,16 +23,6 @@ from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
 from tests.remote_agent.loader.files_by_hand import serialise, tensor, write
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Checkpoint:
-    """Two shards of some hundred kilobytes, with odd places, in many more segments than there are buffers."""
-    first = [tensor("odd", "U8", [3]), tensor("w", "F32", [20_000], 2), tensor("b", "BF16", [77, 3], 3)]
-    second = [tensor("v", "BF16", [50_000], 4), tensor("tag", "F16", [0]), tensor("scale", "F32", [], 5)]
-    write(tmp_path / "a.safetensors", serialise(first))
-    write(tmp_path / "b.safetensors", serialise(second, pad=0))
-    return inspect(tmp_path)
-
-
 def load_on(gpu: FakeGpu, checkpoint: Checkpoint, progress: Callable[[int, int], None] = lambda *_: None) -> Loaded:
     return load(checkpoint, gpu, WeightsPolicy(path="staged"), progress=progress)
 
