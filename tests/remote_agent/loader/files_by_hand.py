@@ -1,12 +1,13 @@
-"""Writes safetensors files byte by byte, so that broken ones can be made."""
+"""Writes safetensors files byte by byte, so that broken ones can be made, and catches what a load says of them."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from remote_agent.errors import LoadError
 from remote_agent.loader.dtypes import DTYPES
 
 Tensor = tuple[str, str, Sequence[int], bytes]
@@ -58,3 +59,13 @@ def write_index(root: Path, shards: Mapping[str, Sequence[Tensor]], name: str = 
     weight_map = {one[0]: shard for shard, tensors in shards.items() for one in tensors}
     write(root / name, json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}).encode())
     return root
+
+
+def failure_of(call: Callable[[], object]) -> LoadError:
+    """Return the error of ``call`` without its traceback, whose frames hold on to everything in them."""
+    try:
+        call()
+    except LoadError as error:
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    raise AssertionError("the load did not fail")

@@ -25,7 +25,7 @@ from remote_agent.loader.verify import verify
 from remote_agent.loader.views import bytes_of
 from remote_agent.protocol.messages import WeightsPolicy
 from tests.remote_agent.loader.caches_by_hand import drop_from_cache, refuse_direct
-from tests.remote_agent.loader.files_by_hand import serialise, tensor, write
+from tests.remote_agent.loader.files_by_hand import failure_of, serialise, tensor, write
 
 
 def load_on_cpu(
@@ -256,16 +256,6 @@ def test_a_filesystem_that_always_caches_is_read_through_its_cache(
 
 def open_files() -> set[Path]:
     return set(Path("/proc/self/fd").iterdir())
-
-
-def failure_of(call: Callable[[], object]) -> LoadError:
-    """Return the error of ``call`` without its traceback, whose frames hold on to everything in them."""
-    try:
-        call()
-    except LoadError as error:
-        error.__cause__ = error.__context__ = None
-        return error.with_traceback(None)
-    raise AssertionError("the load did not fail")
 
 
 def cut(path: Path) -> None:

@@ -15,7 +15,7 @@ from remote_agent.loader.load import Loaded
 from remote_agent.loader.verify import verify
 from tests.remote_agent.fake_cuda import Code, FakeGpu, FakeRuntime
 from tests.remote_agent.loader.caches_by_hand import refuse_direct
-from tests.remote_agent.loader.files_by_hand import serialise, tensor, write
+from tests.remote_agent.loader.files_by_hand import failure_of, serialise, tensor, write
 from tests.remote_agent.loader.gpu_loads import load_by, tell, traces_of
 
 pytestmark = pytest.mark.usefixtures("small_ranges")
@@ -140,16 +140,6 @@ def test_a_file_that_changes_during_the_load_fails_it_by_name(
     assert gpu.fake_runtime.registered == {}
     if victim.exists():
         assert traces_of(checkpoint) == []
-
-
-def failure_of(call: Callable[[], object]) -> LoadError:
-    """Return the error of ``call`` without its traceback, whose frames hold on to everything in them."""
-    try:
-        call()
-    except LoadError as error:
-        error.__cause__ = error.__context__ = None
-        return error.with_traceback(None)
-    raise AssertionError("the load did not fail")
 
 
 def test_a_device_error_that_a_changed_file_explains_names_the_file(checkpoint: Checkpoint, gpu: FakeGpu) -> None:
