@@ -57,6 +57,10 @@ class ConsoleScreen(_Common, Screen[None], inherit_bindings=False):
     def frame(self, dirty: Set[str], moment: Moment) -> None:
         """Show what changed; called ten times a second while something is under way, also when covered."""
 
+    def on_line_view_resized(self) -> None:
+        if self.is_drawn:
+            self.frame(frozenset(), self.console_app.moment())
+
     def on_unmount(self) -> None:
         self.is_drawn = False
 

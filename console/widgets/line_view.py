@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from rich.segment import Segment
 from textual.geometry import Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
@@ -21,6 +22,9 @@ class LineView(ScrollView):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = ROLE_CLASSES
     ALLOW_MAXIMIZE = False
+
+    class Resized(Message):
+        """Lines composed for this view's width no longer fit it."""
 
     def __init__(self, id: str, *, glyphs: Glyphs = UNICODE, wide: bool = False, focusable: bool = False) -> None:
         super().__init__(id=id)
@@ -57,6 +61,9 @@ class LineView(ScrollView):
         self.virtual_size = Size(width, len(fresh))
         if follow and at_end:
             self.scroll_end(animate=False, immediate=True, x_axis=False)
+
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
 
     def notify_style_update(self) -> None:
         super().notify_style_update()

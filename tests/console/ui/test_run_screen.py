@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from console.screens.run import RunScreen
+from console.widgets.line_view import LineView
 from tests.console.ui import scenes
 from tests.console.ui.driving import fake, fleet_screen, lines_of, make_app, press, running, settle, shown
 from tests.console.ui.fake_fleet import Asked, FakeFleet, FakeHistory
@@ -157,3 +158,17 @@ async def test_text_of_a_run_can_be_selected_with_the_mouse_and_copied() -> None
 
         assert app.clipboard.strip() in " ".join(lines_of(app, "#log"))
         assert app.clipboard.strip()
+
+
+async def test_a_view_whose_width_changes_is_composed_anew() -> None:
+    """No event of the screen says so when only a part of it is laid out differently."""
+    async with running([scenes.ready("gpu-eu-02")]) as (app, pilot):
+        await press(app, pilot, "enter")
+        screen = app.screen
+        assert isinstance(screen, RunScreen)
+        view = screen.query_one("#stages", LineView)
+        wide = lines_of(app, "#stages")
+        view.styles.width = 60
+        await settle(app, pilot)
+        assert max(map(len, wide)) > 58
+        assert max(map(len, lines_of(app, "#stages"))) == 58
