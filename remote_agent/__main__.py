@@ -39,6 +39,7 @@ CHILDREN = {
     "zygote": "remote_agent.zygote",
     "worker": "remote_agent.worker",
     "preflight-child": "remote_agent.pipeline.preflight",
+    "park-child": "remote_agent.park_child",
 }
 """Processes the agent starts itself."""
 
