@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from remote_agent.errors import StageError
 from remote_agent.protocol.internal import SamplerReport
-from remote_agent.protocol.messages import Failure, Gpu, Resident
+from remote_agent.protocol.messages import Failure, Gpu, Resident, Tier
 
 CPU = "cpu"
 
@@ -65,9 +65,10 @@ def device_memory(
     device: str, report: SamplerReport | None, host_available_bytes: int, residents: Iterable[Resident]
 ) -> Memory:
     """Return what is free on a device; for the CPU and for unified memory that is the host's."""
-    ours = [resident for resident in residents if resident.device == device]
+    # What is parked has given its device back; its weights, where the keeper has them, are still there.
+    ours = [one for one in residents if one.device == device and (one.tier is not Tier.PARKED or one.name is not None)]
     # What descriptors hold has no process, and nvidia-smi shows none.
-    by = {r: "descriptors" if r.pid is None else f"process {r.pid}" for r in ours}
+    by = {r: "descriptors" if r.pid is None or r.tier is Tier.PARKED else f"process {r.pid}" for r in ours}
     holders = [f"{r.recipe} of {r.owner} ({gigabytes(r.bytes)}, {by[r]})" for r in ours]
     gpu = next((gpu for gpu in report.gpus if gpu.uuid == device), None) if report else None
     if device == CPU or (gpu is not None and gpu.unified):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
-PROC = Path("/proc")
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def boot_id() -> str:
@@ -50,6 +51,21 @@ def memory_bytes() -> tuple[int, int]:
     return kilobytes.get("MemTotal", 0) << 10, kilobytes.get("MemAvailable", 0) << 10
 
 
+def memory_room_bytes() -> int:
+    """Return how much memory a process here could still take: the host's, or its control group's where that is less.
+
+    What a group's page cache takes counts as room: the kernel gives it back first.
+    """
+    rooms = [memory_bytes()[1]]
+    for limit_file, used_file in _memory_groups():
+        limit, used = _read(limit_file), _read(used_file)
+        if limit.isdigit() and used.isdigit():
+            stat = _read(limit_file.with_name("memory.stat"))
+            cached = _counter(stat, "active_file") + _counter(stat, "inactive_file")
+            rooms.append(max(0, int(limit) - int(used) + cached))
+    return min(rooms)
+
+
 def load_1m() -> float:
     words = _read(PROC / "loadavg").split()
     return float(words[0]) if words else 0.0
@@ -61,9 +77,9 @@ def oom_kills() -> int:
     for line in _read(PROC / "self/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0":
-            counts.append(_counter(_read(Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events"), "oom_kill"))
+            counts.append(_counter(_read(CGROUPS / path.lstrip("/") / "memory.events"), "oom_kill"))
         elif "memory" in controllers.split(","):
-            folder = Path("/sys/fs/cgroup/memory") / path.lstrip("/")
+            folder = CGROUPS / "memory" / path.lstrip("/")
             counts.append(_counter(_read(folder / "memory.oom_control"), "oom_kill"))
     return sum(counts)
 
@@ -81,6 +97,19 @@ def process_state(pid: int) -> str:
 
 def process_name(pid: int) -> str | None:
     return _read(PROC / str(pid) / "comm") or None
+
+
+def _memory_groups() -> Iterator[tuple[Path, Path]]:
+    """Yield the files with limit and use of this process's control group and of those around it that can be seen."""
+    for line in _read(PROC / "self/cgroup").splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        inner = PurePosixPath(path.lstrip("/"))
+        for part in (inner, *inner.parents):
+            if number == "0":
+                yield CGROUPS / part / "memory.max", CGROUPS / part / "memory.current"
+            elif "memory" in controllers.split(","):
+                folder = CGROUPS / "memory" / part
+                yield folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"
 
 
 def _counter(text: str, name: str) -> int:

@@ -9,6 +9,8 @@ from remote_agent.agentd.session import Handler
 from remote_agent.agentd.supervisor import Supervisor
 from remote_agent.protocol.messages import (
     Empty,
+    ParkParams,
+    ParkResult,
     Probe,
     ReleaseParams,
     ReleaseResult,
@@ -39,6 +41,8 @@ def methods(supervisor: Supervisor) -> Mapping[str, Handler]:
         "run.get": calls.run_get,
         "resident.list": calls.resident_list,
         "resident.release": calls.resident_release,
+        "park": calls.park,
+        "unpark": calls.unpark,
         "shutdown": calls.shutdown,
     }
 
@@ -71,6 +75,12 @@ class _Calls:
 
     async def resident_release(self, params: object) -> ReleaseResult:
         return await self._supervisor.release(cast(ReleaseParams, params))
+
+    async def park(self, params: object) -> ParkResult:
+        return ParkResult(await self._supervisor.parking.park(cast(ParkParams, params)))
+
+    async def unpark(self, params: object) -> ParkResult:
+        return ParkResult(await self._supervisor.parking.unpark(cast(ParkParams, params)))
 
     async def shutdown(self, params: object) -> Empty:
         await self._supervisor.shut_down(cast(ShutdownParams, params))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 
 from remote_agent.agentd.events import EventLog
@@ -31,7 +31,7 @@ class Residents:
     def __init__(self, events: EventLog, keeper: KeeperLink) -> None:
         self._events, self._keeper = events, keeper
         self._holders = Holders(events)
-        self.kept = Kept(self._holders, keeper, self._arm)
+        self.kept = Kept(self._holders, keeper, self._arm, self._orphaned)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def all(self) -> tuple[Resident, ...]:
@@ -66,9 +66,21 @@ class Residents:
         fitting = (
             held.worker
             for held in self._holders
-            if held.worker is not None and held.key == key and not held.busy_with and held.worker.is_alive
+            if held.worker is not None and held.key == key and not _is_busy(held) and held.worker.is_alive
         )
         return next(fitting, None)
+
+    def of_worker(self, worker: Worker) -> Held:
+        """Return the entry of a standby. Raises: KeyError if it is gone"""
+        held = self._holders.of_worker(worker)
+        if held is None:
+            raise KeyError(worker.child.pid)
+        return held
+
+    def tier_of(self, worker: Worker) -> Tier:
+        """Return where a standby is: ``standby`` or ``parked``; ``cold`` for one that is gone."""
+        held = self._holders.of_worker(worker)
+        return held.resident.tier if held is not None else Tier.COLD
 
     def take(self, worker: Worker, run_uid: str) -> None:
         """Mark a standby as serving another run; its time to live stands still."""
@@ -132,18 +144,32 @@ class Residents:
         ``wait_s`` and not ``force``; then nothing has gone.
         """
         await self.kept.settled.wait()
-        chosen = [held for held in self._holders if run_uid in (None, held.resident.run_uid)]
-        if run_uid is not None and not chosen:
-            raise RefusedError("no_such_resident", f"run {run_uid} holds nothing on this node")
+        chosen = list(self._holders) if run_uid is None else self.chosen(run_uid)
         for held in chosen:
-            if held.busy_with:
-                raise RefusedError(
-                    "busy", f"{held.resident.recipe} on {held.resident.device} serves run {held.busy_with}"
-                )
+            if _is_busy(held):
+                raise RefusedError("busy", describe_busy(held))
         if not force:
             await self._wait_until_free(chosen, wait_s)
         await asyncio.gather(*(self._release(held, reason, force) for held in chosen))
         return tuple(held.resident for held in chosen if held not in self._holders)
+
+    def chosen(self, run_uid: str | None, name: str | None = None) -> list[Held]:
+        """Return the entries of a run, or the one of that name. Raises: RefusedError if there is none"""
+        by_name = self._holders.of_name(name)
+        found = [held for held in self._holders if held.resident.run_uid == run_uid or held is by_name]
+        if not found:
+            who = f"run {run_uid} holds nothing" if run_uid is not None else f"nothing is warm as {name}"
+            raise RefusedError("no_such_resident", f"{who} on this node")
+        return found
+
+    def moved(self, held: Held, tier: Tier, host_bytes: int, steps: Mapping[str, int]) -> None:
+        """Tell that a standby was parked or put back."""
+        self._holders.change(held, steps, tier=tier, host_bytes=host_bytes)
+
+    async def end_lost(self, held: Held, worker: Worker, reason: str) -> None:
+        """End a standby that can't be used any more. What the keeper has of it is a resident from now on."""
+        held.is_moving = True
+        await self._end_worker(worker, held, reason)
 
     async def end_all(self, reason: str) -> None:
         """End every worker that holds something, busy or not. What the keeper has stays there."""
@@ -168,7 +194,12 @@ class Residents:
             await asyncio.sleep(LOOK_S)
 
     async def _release(self, held: Held, reason: str, force: bool = False) -> None:
-        """Let everything go that holds one model. Raises: RefusedError while it is attached, unless ``force``"""
+        """Let everything go that holds one model.
+
+        Raises: RefusedError while it is attached, unless ``force``, and while it is being moved
+        """
+        if held.is_moving:
+            raise RefusedError("busy", describe_busy(held))
         before, held.reason = held.reason, held.reason or reason
         try:
             await self._drop(held, force)
@@ -192,7 +223,7 @@ class Residents:
 
     async def _end_worker(self, worker: Worker, held: Held, reason: str = "") -> None:
         held.reason = held.reason or reason or None
-        stuck = await worker.release()
+        stuck = await (worker.kill() if held.is_off_device else worker.release())
         if stuck:
             self._events.emit(
                 Finding("holder_stuck", "error", f"{held.resident.recipe}: {stuck}"), held.resident.run_uid
@@ -236,6 +267,11 @@ class Residents:
         if isinstance(message, WorkerFinding):
             self._events.emit(message.finding, worker.order.run_uid)
 
+    def _orphaned(self, held: Held, reason: str) -> None:
+        """End a parked standby whose weights are no more: nothing could be mapped into it again."""
+        if held.worker is not None and held.resident.tier is Tier.PARKED:
+            self._background(self._end_worker(held.worker, held, f"lost: reload: {reason}"))
+
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -248,9 +284,19 @@ class Residents:
             return
         self._holders.remove(held, f"its worker {how}")
         if held.resident.name is not None and not held.is_dropped:
-            left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None))
+            left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None, host_bytes=0))
             self._holders.add(left)
             self._arm(left)
+
+
+def describe_busy(held: Held) -> str:
+    """Say what keeps an entry from being let go or moved."""
+    doing = f"serves run {held.busy_with}" if held.busy_with else "is being parked or unparked"
+    return f"{held.resident.recipe} on {held.resident.device} {doing}"
+
+
+def _is_busy(held: Held) -> bool:
+    return held.busy_with is not None or held.is_moving
 
 
 def _processes(pids: Sequence[int]) -> str:

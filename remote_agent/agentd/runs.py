@@ -14,7 +14,7 @@ from dataclasses import replace
 from remote_agent.agentd import hostfacts
 from remote_agent.agentd.capacity import CPU, needs_sampler, resolve_devices
 from remote_agent.agentd.checking import Preflight, figures, found_tier
-from remote_agent.agentd.crew import Crew
+from remote_agent.agentd.crew import Crew, warmth
 from remote_agent.agentd.holders import ReuseKey
 from remote_agent.agentd.lifecycle import RunEvent, next_run_state
 from remote_agent.agentd.reaper import Child
@@ -23,7 +23,7 @@ from remote_agent.agentd.stages import WORKER_STAGES, StageBoard
 from remote_agent.agentd.timeline import Figure, Figures, Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
-from remote_agent.protocol.internal import ShardIdentity
+from remote_agent.protocol.internal import PreflightReport, ShardIdentity
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
@@ -66,9 +66,10 @@ class Run:
         self._crew = Crew(services, self._board, params.run_uid)
         self._state = RunState.QUEUED
         self._devices = self._devices_known_now()
-        self._tier_from = Tier.STANDBY if self._devices and self._find_standbys() else Tier.COLD
+        self._tier_from = warmth(services.residents, self._find_standbys()) if self._devices else Tier.COLD
         self._shards: tuple[ShardIdentity, ...] = ()
         self._preflight: Preflight | None = None
+        self._found: PreflightReport | None = None
         self._work: asyncio.Future[None] | None = None
         self._stopped: tuple[RunEvent, str] | None = None
         self._final: RunRecord | None = None
@@ -137,6 +138,7 @@ class Run:
         if standbys:
             self._crew.borrow(standbys)
             await self._crew.watch(self._check_files())
+            await self._crew.watch(self._wake_parked())
             await self._crew.use_standbys_or_start(orders, self._shards)
         else:
             await self._crew.watch(self._check_files(), *(self._crew.start_worker(order) for order in orders))
@@ -194,22 +196,36 @@ class Run:
         if self._devices != (CPU,):
             self._services.keeper.hold()
         self._preflight = check = Preflight(self._services, self._order(self._devices[0]))
-        report = await check.report()
+        self._found = report = await check.report()
         self._shards = report.shards
-        resident = [
-            device for device in self._devices if self._services.residents.kept.has(self._resident_name(device))
-        ]
         if self._crew.has_standbys(report.shards):
-            self._tier_from = Tier.STANDBY
+            self._tier_from = self._crew.warmth
         else:
             await self._replace_stale()
-            for device in self._devices:
-                if device not in resident:
-                    await self._find_room(check, device, report.bytes)
-            self._tier_from = Tier.RESIDENT if len(resident) == len(self._devices) else found_tier(report)
+            await self._prepare_load(check, report)
         if self._recipe.target_tier == "resident":
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
+
+    async def _prepare_load(self, check: Preflight, report: PreflightReport) -> None:
+        """See that there is room for the weights that the keeper does not have. Raises: StageError ``no_memory``"""
+        kept = self._services.residents.kept
+        resident = [device for device in self._devices if kept.has(self._resident_name(device))]
+        for device in self._devices:
+            if device not in resident:
+                await self._find_room(check, device, report.bytes)
+        self._tier_from = Tier.RESIDENT if len(resident) == len(self._devices) else found_tier(report)
+
+    async def _wake_parked(self) -> None:
+        """Have parked standbys put back. Where one is lost, a fresh worker loads. Raises: StageError ``no_memory``"""
+        if not self._crew.has_standbys(self._shards):
+            return  # they are to be replaced
+        lost = await self._crew.wake()
+        if lost is not None:
+            self._services.events.emit(Finding("unpark_failed", "warning", lost[:2000]), self.params.run_uid)
+            assert self._preflight is not None
+            assert self._found is not None
+            await self._prepare_load(self._preflight, self._found)
 
     async def _find_room(self, check: Preflight, device: str, needed_bytes: int) -> None:
         """See that the weights fit on a device, and let residents go for them where the recipe says so.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from remote_agent.agentd.capacity import Slots
 from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.parking import Parking
 from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.sampling import Sampler
@@ -33,5 +34,6 @@ class Services:
     slots: Slots
     workers: Workers
     residents: Residents
+    parking: Parking
     keeper: Keeper
     on_progress: Callable[[Progress], None]

@@ -20,6 +20,7 @@ from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.ledger import interrupted
 from remote_agent.agentd.lifecycle import RunEvent
 from remote_agent.agentd.options import Options
+from remote_agent.agentd.parking import Parking
 from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.processes import end, left_behind
 from remote_agent.agentd.reaper import Reaper
@@ -85,16 +86,18 @@ class Supervisor:
             state, run_directory, self._reaper, commands, log_descriptor, self.options.devices_folder
         )
         self._residents = Residents(self.events, self._keeper)
-        workers = Workers(self._reaper, commands, self._zygotes)
+        workers, slots = Workers(self._reaper, commands, self._zygotes), Slots()
+        self.parking = Parking(self._residents, workers, slots, self.sampler)
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(
             state,
             self.events,
             self._store,
             self.sampler,
-            Slots(),
+            slots,
             workers,
             self._residents,
+            self.parking,
             self._keeper,
             self._progress,
         )
@@ -234,6 +237,7 @@ class Supervisor:
         for run in list(self._runs.values()):
             run.stop(RunEvent.INTERRUPT, reason)
         await asyncio.gather(*(run.finished.wait() for run in list(self._runs.values())))
+        await self.parking.stop()
         await self._residents.end_all(reason)
         self._zygotes.stop()
         self.sampler.stop()

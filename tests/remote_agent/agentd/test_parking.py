@@ -1,0 +1,446 @@
+"""Standbys that are parked and unparked: what is refused, what is told, and whatever dies in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from remote_agent.errors import RefusedError
+from remote_agent.keeper.client import KeeperAddress, ask, list_residents
+from remote_agent.protocol.messages import (
+    Event,
+    Finding,
+    Hold,
+    ParkParams,
+    ParkResult,
+    ReleaseParams,
+    ReleaseResult,
+    Resident,
+    ResidentChanged,
+    RunRecord,
+    RunState,
+    StageStatus,
+    Tier,
+)
+from tests.remote_agent.agentd.agents import (
+    DEADLINE_S,
+    Agent,
+    Watcher,
+    eventually,
+    failure_of,
+    is_running,
+    parts_sum_to_wall,
+    stage_of,
+)
+
+GPU = "cuda:0"
+
+
+@pytest.fixture
+def agent(make_agent: Callable[..., Agent]) -> Agent:
+    """Return an agent of a host whose sampler has reported two GPUs."""
+    agent = make_agent(devices=("nvidiactl", "nvidia0"), orders={"sampler": "ok 1000000000"})
+    with agent.client() as client:
+        eventually(lambda: client.status().probe.gpus, "the sampler reports")  # type: ignore[union-attr]
+    return agent
+
+
+def warm(agent: Agent, client: Watcher, stub: str = "keeps", **recipe: Any) -> RunRecord:
+    run = client.warm(agent.params(stub, (GPU,), **recipe))
+    assert run.state is RunState.READY, run
+    return run
+
+
+def park(client: Watcher, run_uid: str | None, name: str | None = None, method: str = "park") -> Resident:
+    (resident,) = client.call(method, ParkParams(run_uid, name), ParkResult).residents
+    return resident
+
+
+def unpark(client: Watcher, run_uid: str) -> Resident:
+    return park(client, run_uid, method="unpark")
+
+
+def refusal(act: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(RefusedError) as refused:
+        act()
+    return refused.value.code, str(refused.value)
+
+
+def only(client: Watcher) -> Resident:
+    (resident,) = client.status().residents
+    return resident
+
+
+def changed(client: Watcher, wanted: Callable[[ResidentChanged], bool]) -> ResidentChanged:
+    """Return the next change of an entry that is wanted."""
+
+    def is_it(event: Event) -> bool:
+        return isinstance(event.data, ResidentChanged) and wanted(event.data)
+
+    data = client.next_event(is_it).data
+    assert isinstance(data, ResidentChanged)
+    return data
+
+
+def why_gone(client: Watcher) -> str | None:
+    return changed(client, lambda change: change.state == "gone").reason
+
+
+def test_a_standby_is_parked_and_put_back(agent: Agent) -> None:
+    """Its tier changes by one event each way, with the times; again changes nothing; its name does as well."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        standby = only(client)
+        parked = park(client, run.run_uid)
+        there = changed(client, lambda change: change.resident.tier is Tier.PARKED)
+        assert park(client, None, parked.name) == parked
+        back = unpark(client, run.run_uid)
+        again = changed(client, lambda change: change.resident.tier is Tier.STANDBY)
+        assert unpark(client, run.run_uid) == back
+
+    assert (parked.tier, parked.host_bytes, parked.pid) == (Tier.PARKED, 3000, standby.pid)
+    assert (there.resident, there.state) == (parked, "held")
+    assert there.steps.keys() == {"unmap_ns", "lock_ns", "checkpoint_ns", "park_ns"}
+    assert back == standby
+    assert again.steps.keys() == {"restore_ns", "unlock_ns", "map_ns", "unpark_ns"}
+
+
+def test_a_run_finds_its_standby_parked_and_wakes_it(agent: Agent) -> None:
+    """What that took is in its ``context`` stage; the parts sum to the wall time, and it has a tier of its own."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = park(client, run.run_uid).pid
+        params = agent.params("keeps", (GPU,))
+        assert client.begin(params).tier_from is Tier.PARKED
+        second = client.finished(params.run_uid)
+
+        context = stage_of(second, "context")
+        assert (second.state, second.tier_from) == (RunState.READY, Tier.PARKED)
+        assert (context.status, context.reason) == (StageStatus.REUSED, "unparked; the standby has it")
+        assert context.extra["restore_ns"] == 3
+        assert context.extra["map_ns"] == 5
+        assert parts_sum_to_wall(second)
+        assert (only(client).tier, only(client).pid, only(client).run_uid) == (Tier.STANDBY, pid, second.run_uid)
+
+
+@pytest.mark.parametrize("left", ["lost", "die"])
+def test_a_run_whose_standby_is_lost_goes_on_with_a_fresh_worker(agent: Agent, left: str) -> None:
+    """The driver refuses the restore, or its child dies twice: said as a finding; the weights are attached."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = park(client, run.run_uid).pid or 0
+        agent.order("driver-unpark", left)
+        params = agent.params("keeps", (GPU,))
+        client.begin(params)
+        finding = client.next_event(lambda event: isinstance(event.data, Finding) and "lost" in event.data.text).data
+        second = client.finished(params.run_uid)
+        new = only(client)
+
+    assert isinstance(finding, Finding)
+    assert (finding.code, finding.text[:14]) == ("unpark_failed", "lost: reload: ")
+    assert (second.state, second.tier_from) == (RunState.READY, Tier.RESIDENT)
+    assert stage_of(second, "weights").status is StageStatus.REUSED
+    assert (stage_of(second, "context").reason or "").startswith("lost: reload: ")
+    assert parts_sum_to_wall(second)
+    assert not is_running(pid)
+    assert new.pid != pid
+
+
+def test_a_run_whose_standby_has_no_room_to_come_back_fails_and_leaves_it(make_agent: Callable[..., Agent]) -> None:
+    """A restore without room is final, so it is not tried: the refusal names who holds the memory."""
+    agent = make_agent(devices=("nvidiactl", "nvidia0"), orders={"sampler": "ok 1000000000"})
+    with agent.client("") as client:
+        eventually(lambda: client.status().probe.gpus, "the sampler reports")  # type: ignore[union-attr]
+        run = warm(agent, client)
+        park(client, run.run_uid)
+        agent.order("sampler", "ok 7999999000")
+        eventually(
+            lambda: client.status().probe.gpus[0].memory_used_bytes == 7999999000,  # type: ignore[union-attr]
+            "the sampler reports again",
+        )
+        second = client.warm(agent.params("keeps", (GPU,)))
+        by_hand = refusal(lambda: unpark(client, run.run_uid))
+        left = only(client)
+
+    assert (failure_of(second).code, failure_of(second).stage) == ("no_memory", "context")
+    assert "needs 3000 bytes, free are 1000 bytes; held by" in failure_of(second).detail
+    assert by_hand == ("no_memory", failure_of(second).detail)
+    assert left.tier is Tier.PARKED
+
+
+def test_changed_files_replace_a_parked_standby(agent: Agent) -> None:
+    """It is not put back first; its process is gone, and nothing of the old files stays."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = park(client, run.run_uid).pid or 0
+        agent.model.write_bytes(b"other weights")
+        second = warm(agent, client)
+
+        assert second.tier_from is Tier.COLD
+        assert not is_running(pid)
+        assert only(client).run_uid == second.run_uid
+
+
+def test_what_can_be_parked_is_said_to_whoever_asks_for_something_else(agent: Agent) -> None:
+    """A resident has no process, a standby on a CPU nothing that the driver could take, another run holds nothing."""
+    with agent.client("") as client:
+        resident = client.warm(agent.params("", (GPU,), target_tier="resident"))
+        on_cpu = client.warm(agent.params())
+        refused = [refusal(lambda uid=uid: park(client, uid)) for uid in (resident.run_uid, on_cpu.run_uid, "0" * 8)]
+
+    assert [code for code, _ in refused] == ["not_a_standby", "unsupported", "no_such_resident"]
+    assert "is resident: its process has ended, and only a standby's can be parked" in refused[0][1]
+    assert refused[1][1] == "tiny on cpu has nothing on a GPU: the driver parks processes on NVIDIA GPUs alone"
+
+
+@pytest.mark.parametrize(
+    ("stub", "words"),
+    [
+        ("keeps gate:first_request", "tiny on {device} serves run {run}"),
+        ("keeps gate:weights", "tiny on {device}: its device is taken by run {run}"),
+    ],
+)
+def test_a_standby_whose_device_is_busy_is_not_parked(agent: Agent, stub: str, words: str) -> None:
+    """With a run of its own, or while another model loads there; the run is named."""
+    with agent.client("") as client:
+        run = warm(agent, client, "keeps gate:first_request")
+        agent.order("gate", "shut")
+        params = agent.params(stub, (GPU,))
+        client.begin(params)
+        client.stage(params.run_uid, stub.partition(":")[2])
+        refused = refusal(lambda: park(client, run.run_uid))
+        device = client.status().residents[0].device
+        agent.order("gate", None)
+        client.finished(params.run_uid)
+
+    assert refused == ("busy", words.format(device=device, run=params.run_uid))
+
+
+@pytest.mark.parametrize(
+    ("order", "answer", "code", "words"),
+    [
+        ("driver-park", "unsupported", "unsupported", "cuInit failed: CUDA_ERROR_NO_DEVICE (100)"),
+        ("driver-park", "running", "park_failed", "the driver refuses: CUDA_ERROR_NOT_SUPPORTED"),
+        ("driver-park", "die", "park_failed", "the park child killed (SIGKILL) without a report"),
+        ("worker-unmap", "the keeper does not have its weights", "cannot_park", "the keeper does not have its weights"),
+    ],
+)
+def test_a_park_that_fails_leaves_the_standby(agent: Agent, order: str, answer: str, code: str, words: str) -> None:
+    """Refused by its reason; the next run is served by the same process."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        before = only(client)
+        agent.order(order, answer)
+        refused = refusal(lambda: park(client, run.run_uid))
+        agent.order(order, None)
+        after = only(client)
+        second = warm(agent, client)
+
+    assert refused == (code, words)
+    assert after == before
+    assert (second.tier_from, stage_of(second, "context").extra) == (Tier.STANDBY, {})
+
+
+def test_a_host_without_room_for_it_is_named_with_the_numbers(agent: Agent) -> None:
+    """Asked before anything is touched."""
+    with agent.client("") as client:
+        run = warm(agent, client, f"keeps device-bytes:{1 << 60}")
+        code, text = refusal(lambda: park(client, run.run_uid))
+
+        assert (code, only(client).tier) == ("cannot_park", Tier.STANDBY)
+    assert text.startswith(f"needs {1 << 60} bytes of host memory, ")
+
+
+@pytest.mark.parametrize(
+    ("order", "answer", "words"),
+    [
+        ("driver-park", "lost", "lost: reload: the driver refuses: CUDA_ERROR_NOT_SUPPORTED"),
+        ("worker-unmap", "die", "lost: reload: its worker killed (SIGKILL)"),
+        ("worker-unmap", "fail", "lost: reload: no resident llama is held"),
+    ],
+)
+def test_a_standby_lost_on_its_way_off_leaves_its_weights(agent: Agent, order: str, answer: str, words: str) -> None:
+    """Its process is ended; the keeper's part is a resident."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = only(client).pid or 0
+        agent.order(order, answer)
+        refused = refusal(lambda: park(client, run.run_uid))
+        left = only(client)
+
+    assert refused == ("lost", words)
+    assert not is_running(pid)
+    assert (left.tier, left.pid) == (Tier.RESIDENT, None)
+
+
+@pytest.mark.parametrize(
+    ("order", "answer", "words"),
+    [
+        ("driver-unpark", "lost", "lost: reload: the driver refuses: CUDA_ERROR_NOT_SUPPORTED"),
+        ("worker-map", "die", "lost: reload: its worker killed (SIGKILL)"),
+        ("worker-map", "fail", "lost: reload: no resident llama is held"),
+    ],
+)
+def test_a_standby_lost_on_its_way_back_leaves_its_weights(agent: Agent, order: str, answer: str, words: str) -> None:
+    """Gone by that reason, or by how it ended if it ended by itself."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = park(client, run.run_uid).pid or 0
+        agent.order(order, answer)
+        refused = refusal(lambda: unpark(client, run.run_uid))
+        reason = why_gone(client)
+
+        assert refused == ("lost", words)
+        assert reason == (words if answer != "die" else "its worker killed (SIGKILL)")
+        assert not is_running(pid)
+        assert only(client).tier is Tier.RESIDENT
+
+
+def test_a_park_child_that_dies_once_on_the_way_back_is_started_again(agent: Agent) -> None:
+    """Nothing says that the driver had begun."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        park(client, run.run_uid)
+        agent.order("driver-unpark", "die-once")
+
+        assert unpark(client, run.run_uid).tier is Tier.STANDBY
+
+
+def test_a_driver_that_can_not_just_now_leaves_it_parked(agent: Agent) -> None:
+    """Nothing was tried, so nothing is lost."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        park(client, run.run_uid)
+        agent.order("driver-unpark", "unsupported")
+        code, _ = refusal(lambda: unpark(client, run.run_uid))
+        assert (code, only(client).tier) == ("unpark_failed", Tier.PARKED)
+        agent.order("driver-unpark", None)
+
+        assert unpark(client, run.run_uid).tier is Tier.STANDBY
+
+
+def test_a_client_that_goes_away_leaves_no_process_half_parked(agent: Agent) -> None:
+    """The move goes on; whoever asks for it again waits for the same one; the way back and release are refused."""
+    agent.order("gate", "shut")
+    agent.order("driver-park", "gate")
+    with agent.client("") as client:
+        run = warm(agent, client)
+        with agent.client() as gone:
+            asking = threading.Thread(target=lambda: refusal_or_end(gone, run.run_uid))
+            asking.start()
+            eventually(lambda: (agent.orders / "at-the-gate").exists(), "the driver is asked")
+        asking.join(DEADLINE_S)
+        refused = [
+            refusal(lambda: unpark(client, run.run_uid)),
+            refusal(lambda: client.call("resident.release", ReleaseParams(run.run_uid), ReleaseResult)),
+        ]
+        agent.order("gate", None)
+
+        assert refused == [("busy", f"tiny on {only(client).device} is being parked or unparked")] * 2
+        assert park(client, run.run_uid).tier is Tier.PARKED
+
+
+def refusal_or_end(client: Watcher, run_uid: str) -> None:
+    with pytest.raises((RefusedError, OSError, Exception)):
+        park(client, run_uid)
+
+
+def test_a_parked_standby_is_released_with_its_weights(agent: Agent) -> None:
+    """At once, though its process hears nothing."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = park(client, run.run_uid).pid or 0
+        released = client.call("resident.release", ReleaseParams(run.run_uid), ReleaseResult).released
+        assert client.status().residents == ()
+
+    assert [one.tier for one in released] == [Tier.PARKED]
+    assert not is_running(pid)
+    assert list_residents(KeeperAddress(agent.state)) == ()
+
+
+def test_time_to_live_runs_on_while_parked(agent: Agent) -> None:
+    """Over, the parked one goes by that reason, process and weights."""
+    with agent.client("") as client:
+        run = warm(agent, client, hold=Hold(ttl_s=1.5))
+        pid = park(client, run.run_uid).pid or 0
+
+        assert why_gone(client) == "its time to live of 1.5 s is over"
+        assert client.status().residents == ()
+    assert not is_running(pid)
+
+
+def test_a_parked_process_that_dies_leaves_its_weights(agent: Agent) -> None:
+    """As any standby's: gone by how it ended, its weights resident, and the next run attaches."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        os.kill(park(client, run.run_uid).pid or 0, signal.SIGKILL)
+        assert why_gone(client) == "its worker killed (SIGKILL)"
+        left = only(client)
+        second = warm(agent, client)
+
+    assert (left.tier, left.host_bytes) == (Tier.RESIDENT, 0)
+    assert second.tier_from is Tier.RESIDENT
+
+
+def test_a_parked_standby_whose_weights_are_gone_is_lost_at_once(agent: Agent) -> None:
+    """Nothing could be mapped into it again: it keeps no host memory until somebody asks."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        parked = park(client, run.run_uid)
+        ask(KeeperAddress(agent.state), f"drop! {parked.name}")
+
+        assert why_gone(client) == "lost: reload: the keeper no longer has it"
+        assert client.status().residents == ()
+    assert not is_running(parked.pid or 0)
+
+
+def test_a_stopped_agent_leaves_no_parked_process(agent: Agent) -> None:
+    """It is ended by a signal that it can't miss; its weights stay with the keeper."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = park(client, run.run_uid).pid or 0
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGTERM)
+    agent.process.wait(DEADLINE_S)
+
+    assert not is_running(pid)
+    assert len(list_residents(KeeperAddress(agent.state))) == 1
+
+
+def test_an_agent_stopped_in_the_middle_of_a_park_ends_all_of_it(agent: Agent) -> None:
+    """The driver's child and the standby alike."""
+    agent.order("gate", "shut")
+    agent.order("driver-park", "gate")
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = only(client).pid or 0
+        asking = threading.Thread(target=lambda: refusal_or_end(client, run.run_uid))
+        asking.start()
+        eventually(lambda: (agent.orders / "at-the-gate").exists(), "the driver is asked")
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGTERM)
+        agent.process.wait(DEADLINE_S)
+        asking.join(DEADLINE_S)
+
+    assert not is_running(pid)
+
+
+def test_the_next_agent_ends_what_a_killed_one_had_parked(agent: Agent) -> None:
+    """Gone by name; its weights are found at the keeper."""
+    with agent.client("") as client:
+        run = warm(agent, client)
+        pid = park(client, run.run_uid).pid or 0
+    agent.kill()
+    agent.start()
+    with agent.client("later") as client:
+        assert why_gone(client) == "the agent that held it has ended"
+        eventually(lambda: client.status().residents, "the keeper is asked")
+        left = only(client)
+
+    assert not is_running(pid)
+    assert left.tier is Tier.RESIDENT
