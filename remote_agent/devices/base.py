@@ -53,8 +53,8 @@ class Device(Protocol):
         ``on_gone`` is called when nothing uses it any more. Raises: ResidentLostError, `on_gone` is not called then.
         """
 
-    def reserve(self, size_bytes: int) -> ReservedRange:
-        """Return addresses for at least ``size_bytes``, as much as `share` would give, with a stand-in under them."""
+    def reserve(self, size_bytes: int, stand_in: bool = True) -> ReservedRange:
+        """Return addresses for at least ``size_bytes``, as much as `share` gives, with a stand-in or nothing there."""
 
     def close(self) -> None:
         """Give back what ``open_context`` took. Safe to call again."""

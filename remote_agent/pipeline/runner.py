@@ -25,8 +25,12 @@ from remote_agent.protocol.internal import (
     WorkerGo,
     WorkerJob,
     WorkerLostResident,
+    WorkerMap,
+    WorkerMapped,
     WorkerReady,
     WorkerRelease,
+    WorkerUnmap,
+    WorkerUnmapped,
 )
 from remote_agent.protocol.messages import Finding
 from remote_agent.recipe import recipe_hash
@@ -67,6 +71,7 @@ class Runner:
         self._device: Device | None = None
         self._has_context = False
         self._held: Held | None = None
+        self._keeping: Keeping | None = None
         self._settle: Callable[[], int] | None = None
 
     def run(self, job: WorkerJob) -> bool:
@@ -82,6 +87,28 @@ class Runner:
             self._line.send(WorkerFailed(describe_failure(error, stages.current)))
             return False
 
+    def move(self, message: WorkerUnmap | WorkerMap) -> bool:
+        """Unmap the held weights for a checkpoint of this process, or map them again; False if that failed."""
+        try:
+            self._line.send(self._moved(message))
+            return True
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self._line.send(WorkerFailed(describe_failure(error, None)))
+            return False
+
+    def _moved(self, message: WorkerUnmap | WorkerMap) -> WorkerUnmapped | WorkerMapped:
+        held, keeper, device = self._held, self._keeping, self._device
+        if held is None or keeper is None or device is None:
+            raise fail("protocol", "a worker that holds no model was asked to move it")
+        from remote_agent.pipeline import parking
+
+        if isinstance(message, WorkerUnmap):
+            return parking.unmap_weights(held.backing, keeper, device, message.host_room_bytes)
+        backing, steps = parking.map_weights(held.backing, keeper)
+        self._held = replace(held, backing=backing)
+        return WorkerMapped(steps)
+
     def _run_stages(self, job: WorkerJob, stages: Stages) -> bool:
         device = self._initialise(job, stages)
         if self._held is None:
@@ -95,7 +122,7 @@ class Runner:
         self._open_context(device, stages)
         from remote_agent.pipeline import first_request, hold, keeping
 
-        keeper = keeping.Keeping(job, go)
+        self._keeping = keeper = keeping.Keeping(job, go)
         held = self._reuse_model(job, go, stages) or self._warm_model(job, go, keeper, device, stages)
         self._held = held
         with stages.measure("first_request", device) as measure:
