@@ -251,20 +251,20 @@ class Fleet:
         await session.status()
         return answer.released
 
-    async def park(self, node: str, run_uid: str) -> tuple[Resident, ...]:
+    async def park(self, node: str, run_uid: str) -> ParkResult:
         """Take a run's standbys off their devices. Raises: LinkError, RequestRefused."""
         return await self._move(node, "park", run_uid)
 
-    async def unpark(self, node: str, run_uid: str) -> tuple[Resident, ...]:
+    async def unpark(self, node: str, run_uid: str) -> ParkResult:
         """Put a run's parked standbys back. Raises: LinkError, RequestRefused."""
         return await self._move(node, "unpark", run_uid)
 
-    async def _move(self, node: str, method: str, run_uid: str) -> tuple[Resident, ...]:
+    async def _move(self, node: str, method: str, run_uid: str) -> ParkResult:
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
         answer = await session.request(method, ParkParams(run_uid), ParkResult, timeout_s=PARK_S)
         await session.status()
-        return answer.residents
+        return answer
 
     async def probe(self, node: str) -> Probe:
         """Ask the node what it is. Raises: LinkError, RequestRefused."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import click
 
+from console.clean import clean
 from console.cli.common import Context, emit, json_option, run_async
 from console.errors import UsageError
 from console.fleet import Fleet
-from console.format import short_uid, size_text
+from console.format import duration_text, short_uid, size_text
 from remote_agent.protocol.codec import encode
-from remote_agent.protocol.messages import Resident, Tier
+from remote_agent.protocol.messages import ParkResult, Resident, Tier
 
 
 @click.command("park")
@@ -36,21 +37,24 @@ def move_standby(context: Context, node: str, which: str | None, tier: Tier, as_
     name = config.node(node).name
     context.start_log()
 
-    async def work() -> tuple[Resident, ...]:
+    async def work() -> ParkResult:
         async with context.fleet(config, [name]) as fleet:
             return await _ask(fleet, name, which, tier)
 
     moved = run_async(work())
     if as_json:
-        emit({"node": name, "residents": encode(moved)})
+        emit({"node": name, **encode(moved)})
     else:
-        for one in moved:
-            where = f"  {size_text(one.host_bytes)} in host memory" if one.host_bytes else ""
-            click.echo(f"✔ {name:<14} {one.recipe:<16} {one.tier.value:<9} {one.device:<12}{where}")
+        for one in moved.residents:
+            took = moved.steps.get(one.device, {}).get("park_ns" if tier is Tier.PARKED else "unpark_ns")
+            notes = f"  in {duration_text(took)}" if took is not None else "  as before"
+            notes += f"  {size_text(one.host_bytes)} in host memory" if one.host_bytes else ""
+            line = f"✔ {name:<14} {one.recipe:<16} {one.tier.value:<9} {one.device:<12}{notes}"
+            click.echo(clean(line, 1000))
     return 0
 
 
-async def _ask(fleet: Fleet, node: str, which: str | None, tier: Tier) -> tuple[Resident, ...]:
+async def _ask(fleet: Fleet, node: str, which: str | None, tier: Tier) -> ParkResult:
     run_uid = choose_standby((await fleet.status(node)).residents, which, node)
     return await fleet.park(node, run_uid) if tier is Tier.PARKED else await fleet.unpark(node, run_uid)
 

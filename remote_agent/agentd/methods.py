@@ -77,10 +77,10 @@ class _Calls:
         return await self._supervisor.release(cast(ReleaseParams, params))
 
     async def park(self, params: object) -> ParkResult:
-        return ParkResult(await self._supervisor.parking.park(cast(ParkParams, params)))
+        return await self._supervisor.parking.park(cast(ParkParams, params))
 
     async def unpark(self, params: object) -> ParkResult:
-        return ParkResult(await self._supervisor.parking.unpark(cast(ParkParams, params)))
+        return await self._supervisor.parking.unpark(cast(ParkParams, params))
 
     async def shutdown(self, params: object) -> Empty:
         await self._supervisor.shut_down(cast(ShutdownParams, params))

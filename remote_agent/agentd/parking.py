@@ -13,7 +13,7 @@ from remote_agent.agentd.residents import Residents, describe_busy
 from remote_agent.agentd.sampling import Sampler
 from remote_agent.agentd.workers import Worker, Workers
 from remote_agent.errors import RefusedError, StageError
-from remote_agent.protocol.messages import Failure, ParkParams, Resident, Tier
+from remote_agent.protocol.messages import Failure, ParkParams, ParkResult, Tier
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class Parking:
         self._mover = Mover(residents, workers, sampler)
         self._moves: dict[Held, tuple[Tier, asyncio.Task[Mapping[str, int]]]] = {}
 
-    async def park(self, which: ParkParams) -> tuple[Resident, ...]:
+    async def park(self, which: ParkParams) -> ParkResult:
         """Take standbys off their devices; those that are off stay so. Raises: RefusedError"""
         return await self._move_all(which, Tier.PARKED)
 
-    async def unpark(self, which: ParkParams) -> tuple[Resident, ...]:
+    async def unpark(self, which: ParkParams) -> ParkResult:
         """Put parked standbys back; those that are there stay so. Raises: RefusedError"""
         return await self._move_all(which, Tier.STANDBY)
 
@@ -55,16 +55,18 @@ class Parking:
         """End what moves standbys; their processes are ended by whoever calls."""
         await self._mover.stop()
 
-    async def _move_all(self, which: ParkParams, tier: Tier) -> tuple[Resident, ...]:
+    async def _move_all(self, which: ParkParams, tier: Tier) -> ParkResult:
         await self._residents.kept.settled.wait()
         chosen = self._residents.chosen(which.run_uid, which.name)
-        moves = [self._join_or_begin(held, tier, worker) for held, worker in self._movable(chosen, tier)]
+        moves = {held: self._join_or_begin(held, tier, worker) for held, worker in self._movable(chosen, tier)}
         # Shielded: a client that goes away leaves no process half parked.
-        results = await asyncio.gather(*(asyncio.shield(move) for move in moves), return_exceptions=True)
-        for result in results:
+        results = await asyncio.gather(*map(asyncio.shield, moves.values()), return_exceptions=True)
+        steps: dict[str, Mapping[str, int]] = {}
+        for held, result in zip(moves, results, strict=True):
             if isinstance(result, BaseException):
                 raise result
-        return tuple(held.resident for held in chosen)
+            steps[held.resident.device] = result
+        return ParkResult(tuple(held.resident for held in chosen), steps)
 
     def _movable(self, chosen: list[Held], tier: Tier) -> list[tuple[Held, Worker]]:
         """Return those that are not there yet. Raises: RefusedError if one of them may not be moved"""

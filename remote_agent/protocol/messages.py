@@ -672,9 +672,10 @@ class ParkParams(Checked):
 
 @dataclass(frozen=True)
 class ParkResult:
-    """The standbys that were named, as they are now."""
+    """The standbys that were named, as they are now. ``steps``: by device, nanoseconds by name of what was moved."""
 
     residents: tuple[Resident, ...]
+    steps: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -328,9 +328,9 @@ async def test_a_standby_is_parked_and_put_back(fleet: Fleet, world: World) -> N
     """By run; the node's state follows."""
     uid = await fleet.warm("n1", "llama")
     world.hosts["n1"].finish(uid)
-    parked = await fleet.park("n1", uid)
+    parked = (await fleet.park("n1", uid)).residents
     between = fleet.state("n1").residents
-    back = await fleet.unpark("n1", uid)
+    back = (await fleet.unpark("n1", uid)).residents
 
     assert (parked, [one.tier for one in parked]) == (between, [Tier.PARKED])
     assert ([one.tier for one in back], fleet.state("n1").residents) == ([Tier.STANDBY], back)

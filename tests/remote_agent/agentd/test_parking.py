@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -41,13 +41,44 @@ from tests.remote_agent.agentd.agents import (
 GPU = "cuda:0"
 
 
-@pytest.fixture
-def agent(make_agent: Callable[..., Agent]) -> Agent:
-    """Return an agent of a host whose sampler has reported two GPUs."""
-    agent = make_agent(devices=("nvidiactl", "nvidia0"), orders={"sampler": "ok 1000000000"})
+ORDERS = ("driver-park", "driver-unpark", "worker-map", "worker-unmap", "gate", "at-the-gate")
+HOST: dict[str, Any] = {"devices": ("nvidiactl", "nvidia0"), "orders": {"sampler": "ok 1000000000"}}
+
+
+def knows_its_gpus(agent: Agent) -> Agent:
     with agent.client() as client:
         eventually(lambda: client.status().probe.gpus, "the sampler reports")  # type: ignore[union-attr]
     return agent
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    """One agent of a host with two GPUs for all tests that leave it running."""
+    agent = Agent(tmp_path_factory.mktemp("agent"), heartbeat_s=0.1, **HOST)
+    yield knows_its_gpus(agent.start())
+    agent.close()
+
+
+@pytest.fixture
+def agent(lasting: Agent) -> Iterator[Agent]:
+    """Return the agent, on which nothing is warm and whose children do as they should."""
+    yield lasting
+    for name in ORDERS:
+        lasting.order(name, None)
+    with lasting.client() as client:
+        client.call("resident.release", ReleaseParams(everything=True, force=True), ReleaseResult)
+
+
+@pytest.fixture
+def mortal(make_agent: Callable[..., Agent]) -> Agent:
+    """Return an agent of the test's own."""
+    return knows_its_gpus(make_agent(**HOST))
+
+
+def follow(agent: Agent) -> Watcher:
+    """Return a client that is told what happens from now on."""
+    with agent.client() as client:
+        return agent.client("", client.greeting.newest_seq)
 
 
 def warm(agent: Agent, client: Watcher, stub: str = "keeps", **recipe: Any) -> RunRecord:
@@ -93,7 +124,7 @@ def why_gone(client: Watcher) -> str | None:
 
 def test_a_standby_is_parked_and_put_back(agent: Agent) -> None:
     """Its tier changes by one event each way, with the times; again changes nothing; its name does as well."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         standby = only(client)
         parked = park(client, run.run_uid)
@@ -112,7 +143,7 @@ def test_a_standby_is_parked_and_put_back(agent: Agent) -> None:
 
 def test_a_run_finds_its_standby_parked_and_wakes_it(agent: Agent) -> None:
     """What that took is in its ``context`` stage; the parts sum to the wall time, and it has a tier of its own."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = park(client, run.run_uid).pid
         params = agent.params("keeps", (GPU,))
@@ -131,7 +162,7 @@ def test_a_run_finds_its_standby_parked_and_wakes_it(agent: Agent) -> None:
 @pytest.mark.parametrize("left", ["lost", "die"])
 def test_a_run_whose_standby_is_lost_goes_on_with_a_fresh_worker(agent: Agent, left: str) -> None:
     """The driver refuses the restore, or its child dies twice: said as a finding; the weights are attached."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = park(client, run.run_uid).pid or 0
         agent.order("driver-unpark", left)
@@ -151,11 +182,10 @@ def test_a_run_whose_standby_is_lost_goes_on_with_a_fresh_worker(agent: Agent, l
     assert new.pid != pid
 
 
-def test_a_run_whose_standby_has_no_room_to_come_back_fails_and_leaves_it(make_agent: Callable[..., Agent]) -> None:
+def test_a_run_whose_standby_has_no_room_to_come_back_fails_and_leaves_it(mortal: Agent) -> None:
     """A restore without room is final, so it is not tried: the refusal names who holds the memory."""
-    agent = make_agent(devices=("nvidiactl", "nvidia0"), orders={"sampler": "ok 1000000000"})
-    with agent.client("") as client:
-        eventually(lambda: client.status().probe.gpus, "the sampler reports")  # type: ignore[union-attr]
+    agent = mortal
+    with follow(agent) as client:
         run = warm(agent, client)
         park(client, run.run_uid)
         agent.order("sampler", "ok 7999999000")
@@ -175,7 +205,7 @@ def test_a_run_whose_standby_has_no_room_to_come_back_fails_and_leaves_it(make_a
 
 def test_changed_files_replace_a_parked_standby(agent: Agent) -> None:
     """It is not put back first; its process is gone, and nothing of the old files stays."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = park(client, run.run_uid).pid or 0
         agent.model.write_bytes(b"other weights")
@@ -188,7 +218,7 @@ def test_changed_files_replace_a_parked_standby(agent: Agent) -> None:
 
 def test_what_can_be_parked_is_said_to_whoever_asks_for_something_else(agent: Agent) -> None:
     """A resident has no process, a standby on a CPU nothing that the driver could take, another run holds nothing."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         resident = client.warm(agent.params("", (GPU,), target_tier="resident"))
         on_cpu = client.warm(agent.params())
         refused = [refusal(lambda uid=uid: park(client, uid)) for uid in (resident.run_uid, on_cpu.run_uid, "0" * 8)]
@@ -207,7 +237,7 @@ def test_what_can_be_parked_is_said_to_whoever_asks_for_something_else(agent: Ag
 )
 def test_a_standby_whose_device_is_busy_is_not_parked(agent: Agent, stub: str, words: str) -> None:
     """With a run of its own, or while another model loads there; the run is named."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client, "keeps gate:first_request")
         agent.order("gate", "shut")
         params = agent.params(stub, (GPU,))
@@ -221,34 +251,35 @@ def test_a_standby_whose_device_is_busy_is_not_parked(agent: Agent, stub: str, w
     assert refused == ("busy", words.format(device=device, run=params.run_uid))
 
 
-@pytest.mark.parametrize(
-    ("order", "answer", "code", "words"),
-    [
-        ("driver-park", "unsupported", "unsupported", "cuInit failed: CUDA_ERROR_NO_DEVICE (100)"),
-        ("driver-park", "running", "park_failed", "the driver refuses: CUDA_ERROR_NOT_SUPPORTED"),
-        ("driver-park", "die", "park_failed", "the park child killed (SIGKILL) without a report"),
-        ("worker-unmap", "the keeper does not have its weights", "cannot_park", "the keeper does not have its weights"),
-    ],
-)
-def test_a_park_that_fails_leaves_the_standby(agent: Agent, order: str, answer: str, code: str, words: str) -> None:
-    """Refused by its reason; the next run is served by the same process."""
-    with agent.client("") as client:
+FAILURES = [
+    ("driver-park", "unsupported", "unsupported", "cuInit failed: CUDA_ERROR_NO_DEVICE (100)"),
+    ("driver-park", "running", "park_failed", "the driver refuses: CUDA_ERROR_NOT_SUPPORTED"),
+    ("driver-park", "die", "park_failed", "the park child killed (SIGKILL) without a report"),
+    ("worker-unmap", "the keeper has them not", "cannot_park", "the keeper has them not"),
+]
+
+
+def test_a_park_that_fails_leaves_the_standby(agent: Agent) -> None:
+    """Whatever failed it is refused by its reason; the next run is served by the same process."""
+    refused, after = [], []
+    with follow(agent) as client:
         run = warm(agent, client)
         before = only(client)
-        agent.order(order, answer)
-        refused = refusal(lambda: park(client, run.run_uid))
-        agent.order(order, None)
-        after = only(client)
+        for order, answer, _, _ in FAILURES:
+            agent.order(order, answer)
+            refused.append(refusal(lambda: park(client, run.run_uid)))
+            agent.order(order, None)
+            after.append(only(client))
         second = warm(agent, client)
 
-    assert refused == (code, words)
-    assert after == before
+    assert refused == [(code, words) for _, _, code, words in FAILURES]
+    assert after == [before] * len(FAILURES)
     assert (second.tier_from, stage_of(second, "context").extra) == (Tier.STANDBY, {})
 
 
 def test_a_host_without_room_for_it_is_named_with_the_numbers(agent: Agent) -> None:
     """Asked before anything is touched."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client, f"keeps device-bytes:{1 << 60}")
         code, text = refusal(lambda: park(client, run.run_uid))
 
@@ -266,7 +297,7 @@ def test_a_host_without_room_for_it_is_named_with_the_numbers(agent: Agent) -> N
 )
 def test_a_standby_lost_on_its_way_off_leaves_its_weights(agent: Agent, order: str, answer: str, words: str) -> None:
     """Its process is ended; the keeper's part is a resident."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = only(client).pid or 0
         agent.order(order, answer)
@@ -288,7 +319,7 @@ def test_a_standby_lost_on_its_way_off_leaves_its_weights(agent: Agent, order: s
 )
 def test_a_standby_lost_on_its_way_back_leaves_its_weights(agent: Agent, order: str, answer: str, words: str) -> None:
     """Gone by that reason, or by how it ended if it ended by itself."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = park(client, run.run_uid).pid or 0
         agent.order(order, answer)
@@ -303,7 +334,7 @@ def test_a_standby_lost_on_its_way_back_leaves_its_weights(agent: Agent, order: 
 
 def test_a_park_child_that_dies_once_on_the_way_back_is_started_again(agent: Agent) -> None:
     """Nothing says that the driver had begun."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         park(client, run.run_uid)
         agent.order("driver-unpark", "die-once")
@@ -313,7 +344,7 @@ def test_a_park_child_that_dies_once_on_the_way_back_is_started_again(agent: Age
 
 def test_a_driver_that_can_not_just_now_leaves_it_parked(agent: Agent) -> None:
     """Nothing was tried, so nothing is lost."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         park(client, run.run_uid)
         agent.order("driver-unpark", "unsupported")
@@ -328,7 +359,7 @@ def test_a_client_that_goes_away_leaves_no_process_half_parked(agent: Agent) -> 
     """The move goes on; whoever asks for it again waits for the same one; the way back and release are refused."""
     agent.order("gate", "shut")
     agent.order("driver-park", "gate")
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         with agent.client() as gone:
             asking = threading.Thread(target=lambda: refusal_or_end(gone, run.run_uid))
@@ -352,7 +383,7 @@ def refusal_or_end(client: Watcher, run_uid: str) -> None:
 
 def test_a_parked_standby_is_released_with_its_weights(agent: Agent) -> None:
     """At once, though its process hears nothing."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = park(client, run.run_uid).pid or 0
         released = client.call("resident.release", ReleaseParams(run.run_uid), ReleaseResult).released
@@ -365,7 +396,7 @@ def test_a_parked_standby_is_released_with_its_weights(agent: Agent) -> None:
 
 def test_time_to_live_runs_on_while_parked(agent: Agent) -> None:
     """Over, the parked one goes by that reason, process and weights."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client, hold=Hold(ttl_s=1.5))
         pid = park(client, run.run_uid).pid or 0
 
@@ -376,7 +407,7 @@ def test_time_to_live_runs_on_while_parked(agent: Agent) -> None:
 
 def test_a_parked_process_that_dies_leaves_its_weights(agent: Agent) -> None:
     """As any standby's: gone by how it ended, its weights resident, and the next run attaches."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         os.kill(park(client, run.run_uid).pid or 0, signal.SIGKILL)
         assert why_gone(client) == "its worker killed (SIGKILL)"
@@ -389,7 +420,7 @@ def test_a_parked_process_that_dies_leaves_its_weights(agent: Agent) -> None:
 
 def test_a_parked_standby_whose_weights_are_gone_is_lost_at_once(agent: Agent) -> None:
     """Nothing could be mapped into it again: it keeps no host memory until somebody asks."""
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         parked = park(client, run.run_uid)
         ask(KeeperAddress(agent.state), f"drop! {parked.name}")
@@ -399,9 +430,10 @@ def test_a_parked_standby_whose_weights_are_gone_is_lost_at_once(agent: Agent) -
     assert not is_running(parked.pid or 0)
 
 
-def test_a_stopped_agent_leaves_no_parked_process(agent: Agent) -> None:
+def test_a_stopped_agent_leaves_no_parked_process(mortal: Agent) -> None:
     """It is ended by a signal that it can't miss; its weights stay with the keeper."""
-    with agent.client("") as client:
+    agent = mortal
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = park(client, run.run_uid).pid or 0
     assert agent.process is not None
@@ -412,11 +444,12 @@ def test_a_stopped_agent_leaves_no_parked_process(agent: Agent) -> None:
     assert len(list_residents(KeeperAddress(agent.state))) == 1
 
 
-def test_an_agent_stopped_in_the_middle_of_a_park_ends_all_of_it(agent: Agent) -> None:
+def test_an_agent_stopped_in_the_middle_of_a_park_ends_all_of_it(mortal: Agent) -> None:
     """The driver's child and the standby alike."""
+    agent = mortal
     agent.order("gate", "shut")
     agent.order("driver-park", "gate")
-    with agent.client("") as client:
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = only(client).pid or 0
         asking = threading.Thread(target=lambda: refusal_or_end(client, run.run_uid))
@@ -430,9 +463,10 @@ def test_an_agent_stopped_in_the_middle_of_a_park_ends_all_of_it(agent: Agent) -
     assert not is_running(pid)
 
 
-def test_the_next_agent_ends_what_a_killed_one_had_parked(agent: Agent) -> None:
+def test_the_next_agent_ends_what_a_killed_one_had_parked(mortal: Agent) -> None:
     """Gone by name; its weights are found at the keeper."""
-    with agent.client("") as client:
+    agent = mortal
+    with follow(agent) as client:
         run = warm(agent, client)
         pid = park(client, run.run_uid).pid or 0
     agent.kill()
