@@ -133,6 +133,11 @@ def tiers_of(state: NodeState) -> tuple[tuple[str, str, str], ...]:
     return (*warm, *rest)
 
 
+def holds(state: NodeState, tier: Tier) -> bool:
+    """Whether a model of that tier is on the node."""
+    return any(resident.tier is tier for resident in state.residents or ())
+
+
 def next_start_ns(state: NodeState) -> int | None:
     """Return what the next start of the shown run's recipe will take from where it is warm now, as history has it."""
     run = state.run
