@@ -56,8 +56,7 @@ def serve(sock: socket.socket) -> int:
         if isinstance(message, WorkerRelease):
             return 0
         if isinstance(message, (WorkerUnmap, WorkerMap)):
-            if not runner.move(message):
-                return 1
+            runner.move(message)  # where that fails agentd knows why, and ends this process
             continue
         if not isinstance(message, WorkerJob):
             failure = Failure("protocol", f"a worker waits for a job, not for a {type(message).__name__}")

@@ -49,21 +49,24 @@ class Mover:
     def __init__(self, residents: Residents, workers: Workers, sampler: Sampler) -> None:
         self._residents, self._workers, self._sampler = residents, workers, sampler
         self._children: set[ParkChild] = set()
+        self._host_memory = asyncio.Lock()
+        """Held while one process goes to the host's memory: what is left for the next is known only then."""
 
     async def park(self, held: Held, worker: Worker) -> Mapping[str, int]:
         """Take a standby off its device and return nanoseconds by step.
 
         Raises: RefusedError, and it is as it was; StandbyLostError
         """
-        begun_ns = time.monotonic_ns()
+        begun_ns, had_name = time.monotonic_ns(), held.resident.name is not None
         child = self._start(worker, "park")
         try:
             await child.until_ready()
-            unmapped = await self._ask(held, worker, WorkerUnmap(hostfacts.memory_room_bytes()), WorkerUnmapped)
-            if unmapped.problem is not None:
-                raise RefusedError("cannot_park", unmapped.problem)
-            child.go()
-            report = await self._parked(worker, child, unmapped.device_bytes)
+            async with self._host_memory:
+                unmapped = await self._ask(held, worker, WorkerUnmap(hostfacts.memory_room_bytes()), WorkerUnmapped)
+                if unmapped.problem is not None:
+                    raise RefusedError("cannot_park", unmapped.problem)
+                child.go()
+                report = await self._parked(worker, child, unmapped.device_bytes)
         finally:
             await self._end(child)
         if report.state == "running":
@@ -71,6 +74,8 @@ class Mover:
             raise RefusedError("park_failed", _why(report))
         if report.state == "lost" or not worker.is_alive:
             await self.lose(held, worker, _why(report))
+        if had_name and held.resident.name is None:
+            await self.lose(held, worker, "the keeper let go of its weights meanwhile")
         steps = {**unmapped.steps, **report.steps, "park_ns": time.monotonic_ns() - begun_ns}
         self._residents.moved(held, Tier.PARKED, unmapped.device_bytes, steps)
         return steps

@@ -74,9 +74,8 @@ class Parking:
         for held in chosen:
             one = held.resident
             what = f"{one.recipe} on {one.device}"
-            if held.worker is None:
-                text = f"{what} is {one.tier.value}: its process has ended, and only a standby's can be parked"
-                raise RefusedError("not_a_standby", text)
+            if held.worker is None or one.tier not in (Tier.STANDBY, Tier.PARKED):
+                raise RefusedError("not_a_standby", f"{what} is {one.tier.value}: only a standby can be parked")
             if one.device == CPU:
                 text = f"{what} has nothing on a GPU: the driver parks processes on NVIDIA GPUs alone"
                 raise RefusedError("unsupported", text)

@@ -62,13 +62,10 @@ class Residents:
         self._arm(held)
 
     def find(self, key: ReuseKey) -> Worker | None:
-        """Return an idle standby that fits."""
-        fitting = (
-            held.worker
-            for held in self._holders
-            if held.worker is not None and held.key == key and not _is_busy(held) and held.worker.is_alive
-        )
-        return next(fitting, None)
+        """Return an idle standby that fits, one that is parked only where there is no other."""
+        fitting = [held for held in self._holders if held.key == key and not _is_busy(held)]
+        workers = [held.worker for held in sorted(fitting, key=lambda held: held.is_off_device)]
+        return next((worker for worker in workers if worker is not None and worker.is_alive), None)
 
     def of_worker(self, worker: Worker) -> Held:
         """Return the entry of a standby. Raises: KeyError if it is gone"""

@@ -87,15 +87,13 @@ class Runner:
             self._line.send(WorkerFailed(describe_failure(error, stages.current)))
             return False
 
-    def move(self, message: WorkerUnmap | WorkerMap) -> bool:
-        """Unmap the held weights for a checkpoint of this process, or map them again; False if that failed."""
+    def move(self, message: WorkerUnmap | WorkerMap) -> None:
+        """Unmap the held weights for a checkpoint of this process, or map them again, and report it. Never raises."""
         try:
             self._line.send(self._moved(message))
-            return True
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             self._line.send(WorkerFailed(describe_failure(error, None)))
-            return False
 
     def _moved(self, message: WorkerUnmap | WorkerMap) -> WorkerUnmapped | WorkerMapped:
         held, keeper, device = self._held, self._keeping, self._device

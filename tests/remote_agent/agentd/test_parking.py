@@ -224,7 +224,7 @@ def test_what_can_be_parked_is_said_to_whoever_asks_for_something_else(agent: Ag
         refused = [refusal(lambda uid=uid: park(client, uid)) for uid in (resident.run_uid, on_cpu.run_uid, "0" * 8)]
 
     assert [code for code, _ in refused] == ["not_a_standby", "unsupported", "no_such_resident"]
-    assert "is resident: its process has ended, and only a standby's can be parked" in refused[0][1]
+    assert "is resident: only a standby can be parked" in refused[0][1]
     assert refused[1][1] == "tiny on cpu has nothing on a GPU: the driver parks processes on NVIDIA GPUs alone"
 
 
@@ -232,7 +232,7 @@ def test_what_can_be_parked_is_said_to_whoever_asks_for_something_else(agent: Ag
     ("stub", "words"),
     [
         ("keeps gate:first_request", "tiny on {device} serves run {run}"),
-        ("keeps gate:weights", "tiny on {device}: its device is taken by run {run}"),
+        ("keeps gate:assign", "tiny on {device}: its device is taken by run {run}"),
     ],
 )
 def test_a_standby_whose_device_is_busy_is_not_parked(agent: Agent, stub: str, words: str) -> None:
