@@ -145,9 +145,9 @@ def _stage_line(stage: StageRecord) -> str:
 def _end_lines(record: RunRecord) -> Iterator[str]:
     wall_s = (record.wall_ns or 0) / 1e9
     if record.state is RunState.READY:
-        first_s = (record.first_output_ns or 0) / 1e9
         tier = record.tier_to.value if record.tier_to else "?"
-        yield f"ready in {wall_s:.3f} s, first output after {first_s:.3f} s; {record.tier_from.value} -> {tier}"
+        first = "" if record.first_output_ns is None else f", first output after {record.first_output_ns / 1e9:.3f} s"
+        yield f"ready in {wall_s:.3f} s{first}; {record.tier_from.value} -> {tier}"
         return
     yield f"{record.state.value} after {wall_s:.3f} s"
     if record.failure is not None:
