@@ -147,7 +147,7 @@ def test_where_registering_is_refused_the_run_is_cached_and_nothing_is_held(agen
 
 
 def test_the_host_s_memory_is_what_it_needs(agent: Agent) -> None:
-    """More than the host has is refused with the numbers, whatever room the GPU has; what is cached is there already."""
+    """More than the host has is refused with the numbers, whatever room the GPU has; cached bytes are there."""
     with agent.client("") as client:
         refused = warm(client, agent, stub="bytes:1000000000000000")
         cached = warm(client, agent, stub="bytes:1000000000000000 cached")
