@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,15 @@ from remote_agent.protocol.messages import (
     StageStatus,
     Tier,
 )
-from tests.remote_agent.agentd.agents import Agent, Watcher, eventually, is_running, parts_sum_to_wall, stage_of
+from tests.remote_agent.agentd.agents import (
+    REPOSITORY,
+    Agent,
+    Watcher,
+    eventually,
+    is_running,
+    parts_sum_to_wall,
+    stage_of,
+)
 from tests.remote_agent.loader.caches_by_hand import drop_from_cache
 from tests.remote_agent.pagecache.cachers import write_checkpoint
 
@@ -159,3 +170,17 @@ def test_registering_where_there_is_no_gpu_is_refused_in_a_line(agent: Agent, fo
     assert run.failure is not None
     assert (run.failure.code, run.failure.stage) == ("needs_gpu", "queue")
     assert "cached is what it has" in run.failure.detail
+
+
+def test_the_host_s_own_verb_tells_the_tier_and_has_nothing_to_release(agent: Agent, folder: Path) -> None:
+    """``run --release`` of a run that leaves nothing behind ends well; no output is told where there was none."""
+    recipe = agent.orders / "files.json"
+    recipe.write_text(json.dumps({"model": {"path": str(folder)}, "target_tier": "cached"}))
+    command = [sys.executable, "-m", "remote_agent", "run", str(recipe), "--release", "--state-dir"]
+    done = subprocess.run(
+        [*command, str(agent.state.root)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].endswith(" s; cached -> cached")
+    assert "first output" not in done.stdout
