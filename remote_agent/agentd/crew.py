@@ -112,12 +112,12 @@ class Crew:
 
     def send_go(self, shards: tuple[ShardIdentity, ...], residents: Mapping[str, str]) -> None:
         """Let every worker go on. ``residents``: by device, what the keeper calls these files' weights there."""
-        kept = self._services.residents.kept
+        kept, registered_bytes = self._services.residents.kept, self._services.residents.registered_bytes(shards)
         for device, worker in self._workers.items():
             name = residents[device]
             kept.expect(name, self._run_uid)
             worker.shards = shards
-            worker.send(WorkerGo(shards, name, kept.has(name)))
+            worker.send(WorkerGo(shards, name, kept.has(name), registered_bytes))
 
     async def wait_ready(self) -> None:
         await self._all_ready.wait()

@@ -14,7 +14,7 @@ from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.kept import Kept
 from remote_agent.agentd.workers import Worker
 from remote_agent.errors import KeeperError, RefusedError
-from remote_agent.protocol.internal import InternalMessage, WorkerFinding, WorkerLetsGo
+from remote_agent.protocol.internal import InternalMessage, ShardIdentity, WorkerFinding, WorkerLetsGo
 from remote_agent.protocol.messages import Finding, Resident, Tier
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,12 @@ class Residents:
         """Return what a worker holds, if anything."""
         held = self._holders.of_worker(worker)
         return None if held is None else held.resident.tier
+
+    def registered_bytes(self, shards: Sequence[ShardIdentity]) -> int:
+        """Return how much of the host's memory workers keep registered of other files, each file's pages once."""
+        workers = [(held.worker, held.resident) for held in self._holders]
+        others = {worker.shards: one.bytes for worker, one in workers if worker is not None and one.tier is Tier.HOST}
+        return sum(size_bytes for files, size_bytes in others.items() if files != tuple(shards))
 
     def take(self, worker: Worker, run_uid: str) -> None:
         """Mark a standby as serving another run; its time to live stands still."""

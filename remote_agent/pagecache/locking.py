@@ -35,9 +35,12 @@ def pages_of(headers: Sequence[Header]) -> int:
     return sum(round_up(header.size_bytes, PAGE_BYTES) for header in headers)
 
 
-def find_room_problem(needed_bytes: int) -> str | None:
-    """Return why that much memory may not be put beyond reclaim on this host, with the numbers, or None."""
-    total_bytes, locked_bytes = hostfacts.memory_bytes()[0], hostfacts.unevictable_bytes()
+def find_room_problem(needed_bytes: int, registered_bytes: int) -> str | None:
+    """Return why that much memory may not be put beyond reclaim on this host, with the numbers, or None.
+
+    ``registered_bytes`` are beyond it already, and the kernel does not count them among what is locked.
+    """
+    total_bytes, locked_bytes = hostfacts.memory_bytes()[0], hostfacts.unevictable_bytes() + registered_bytes
     most_bytes = int(total_bytes * LOCKED_SHARE)
     if total_bytes and locked_bytes + needed_bytes > most_bytes:
         already = f", {gigabytes(locked_bytes)} are locked already" if locked_bytes else ""
@@ -76,10 +79,10 @@ class LockedShards:
         self.identities = tuple(header.identity for header in headers)
         self.locked_bytes = 0
 
-    def lock(self, progress: Callable[[int, int], None], announce: Announce) -> None:
+    def lock(self, registered_bytes: int, progress: Callable[[int, int], None], announce: Announce) -> None:
         """Lock every page of every shard, or none. Raises: LockRefused, LoadError (``changed``) naming the file"""
         needed = pages_of(self._headers)
-        problem = find_room_problem(needed) or find_limit_problem(needed)
+        problem = find_room_problem(needed, registered_bytes) or find_limit_problem(needed)
         if problem is not None:
             raise LockRefused(problem)
         with on_failure(self.unlock):

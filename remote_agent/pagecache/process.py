@@ -102,19 +102,19 @@ class Cacher:
                 finding = cache_shards(checkpoint, shards, stages, measure)
             if finding is not None:
                 self._line.send(WorkerFinding(finding))
-            locked = self._lock(LockedShards(checkpoint.shards, shards), stages) if job.recipe.hold.lock else None
+            locked = self._lock(LockedShards(checkpoint.shards, shards), go, stages) if job.recipe.hold.lock else None
         if locked is None:
             shards.close()
             return WorkerReady(None, "", Tier.CACHED, checkpoint.bytes, is_held=False)
         self._locked = locked
         return WorkerReady(None, "", Tier.CACHED, locked.locked_bytes)
 
-    def _lock(self, locked: LockedShards, stages: Stages) -> LockedShards | None:
+    def _lock(self, locked: LockedShards, go: WorkerGo, stages: Stages) -> LockedShards | None:
         """Return the shards locked; None where that is refused, which is told: they are cached all the same."""
         with stages.measure("hold") as measure:
-            begun_ns = measure.start_mono_ns
+            progress = partial(stages.progress, "hold", start_mono_ns=measure.start_mono_ns)
             try:
-                locked.lock(partial(stages.progress, "hold", start_mono_ns=begun_ns), measure.announce)
+                locked.lock(go.registered_bytes, progress, measure.announce)
             except LockRefused as refusal:
                 measure.reason = f"not locked: {refusal}"
                 self._line.send(WorkerFinding(Finding("not_locked", "warning", one_line(str(refusal)))))

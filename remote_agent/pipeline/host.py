@@ -19,7 +19,7 @@ from remote_agent.loader.shards import OpenShards
 from remote_agent.pagecache.locking import find_room_problem, pages_of
 from remote_agent.pagecache.stage import check_stay, read_cached
 from remote_agent.pipeline.failures import fail, one_line
-from remote_agent.protocol.internal import ShardIdentity, WorkerReady
+from remote_agent.protocol.internal import ShardIdentity, WorkerGo, WorkerReady
 from remote_agent.protocol.messages import Finding, Recipe, StageStatus, Tier
 
 if TYPE_CHECKING:
@@ -38,21 +38,19 @@ class HostShards:
     def __init__(self) -> None:
         self._kept: Registrations | None = None
 
-    def keep(
-        self, recipe: Recipe, shards: tuple[ShardIdentity, ...], device: Device, stages: Stages, tell: Tell
-    ) -> WorkerReady:
+    def keep(self, recipe: Recipe, go: WorkerGo, device: Device, stages: Stages, tell: Tell) -> WorkerReady:
         """Register every shard and keep it so; where that is refused the shards are cached, and it is said why.
 
         Raises: CheckpointError, LoadError naming the file; DeviceError; StageError ``not_cached``, ``needs_gpu``
         """
         if device.kind != "cuda":
             raise fail("needs_gpu", f"target_tier host registers files with a GPU, and {device.name} is none")
-        if self.of(shards, tell) is None:
-            self._kept = self._register(recipe, shards, device, stages, tell)  # type: ignore[arg-type]
+        if self.of(go.shards, tell) is None:
+            self._kept = self._register(recipe, go, device, stages, tell)  # type: ignore[arg-type]
         else:
             stages.reuse("weights", HELD)
         if self._kept is None:
-            return WorkerReady(None, "", Tier.CACHED, sum(shard.size_bytes for shard in shards), is_held=False)
+            return WorkerReady(None, "", Tier.CACHED, sum(shard.size_bytes for shard in go.shards), is_held=False)
         with stages.measure("hold") as measure:
             measure.bytes = self._kept.size_bytes
             measure.extra["holder"] = "worker"
@@ -75,12 +73,16 @@ class HostShards:
         return lambda: max(settle(), settling.finish())
 
     def _register(
-        self, recipe: Recipe, identities: tuple[ShardIdentity, ...], device: CudaDevice, stages: Stages, tell: Tell
+        self, recipe: Recipe, go: WorkerGo, device: CudaDevice, stages: Stages, tell: Tell
     ) -> Registrations | None:
         checkpoint = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
-        with OpenShards(checkpoint.shards, identities) as shards, stages.measure("weights", device) as measure:
+        with OpenShards(checkpoint.shards, go.shards) as shards, stages.measure("weights", device) as measure:
             read_cached(checkpoint, shards, stages, measure)
-            kept, problem = _try_to_register(checkpoint, shards, device, stages, measure)
+            problem = find_room_problem(pages_of(checkpoint.shards), go.registered_bytes)
+            problem = problem or find_map_refusal(checkpoint, device.runtime, device.ordinal, device.ring.limits)
+            kept = None
+            if problem is None:
+                kept, problem = _try_to_register(checkpoint, shards, device, stages, measure)
             if kept is not None:
                 return kept
             measure.reason = f"cached instead of host: {problem}"
@@ -95,16 +97,11 @@ def _try_to_register(
     checkpoint: Checkpoint, shards: OpenShards, device: CudaDevice, stages: Stages, measure: Measure
 ) -> tuple[Registrations | None, str | None]:
     """Return the shards registered, or why they can't be. Raises: LoadError naming the file; DeviceError"""
-    limits = device.ring.limits
-    problem = find_room_problem(pages_of(checkpoint.shards))
-    problem = problem or find_map_refusal(checkpoint, device.runtime, device.ordinal, limits)
-    if problem is not None:
-        return None, problem
     begun = time.monotonic_ns()
     progress = partial(stages.progress, "weights", start_mono_ns=measure.start_mono_ns)
     try:
         kept = register_all(
-            checkpoint.shards, shards, device.runtime, limits.registration_bytes, progress, measure.announce
+            checkpoint.shards, shards, device.runtime, device.ring.limits.registration_bytes, progress, measure.announce
         )
     except RegistrationRefused as refusal:
         return None, str(refusal)

@@ -96,7 +96,7 @@ class Runner:
             raise fail("protocol", f"a worker waits to be told to go on, not for a {type(go).__name__}")
         self._open_context(device, stages)
         if job.recipe.target_tier == "host":
-            self._line.send(self._host.keep(job.recipe, go.shards, device, stages, self._tell))
+            self._line.send(self._host.keep(job.recipe, go, device, stages, self._tell))
             return True
         from remote_agent.pipeline import first_request, hold, keeping
 

@@ -128,11 +128,13 @@ class WorkerGo:
     """Preflight has passed: the device may be touched now.
 
     ``resident``: the name under which the keeper has these weights (``is_resident``), or may be given them.
+    ``registered_bytes``: of the host's memory, what workers keep registered of other files.
     """
 
     shards: tuple[ShardIdentity, ...]
     resident: str | None = None
     is_resident: bool = False
+    registered_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,7 @@ def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
         line.send(WorkerLostResident(go.resident or "", "lost: reload: as the stub was told"))
         is_resident = False
     if job.recipe.target_tier == "host":
+        line.send(WorkerFinding(Finding("stub_registered", "info", f"{go.registered_bytes} bytes of others")))
         register(line, job, words, is_reused)
         return
     for name in STAGES:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from remote_agent.protocol.messages import (
     Event,
     Finding,
     Hold,
+    ModelSource,
     ReleaseParams,
     ReleaseResult,
     Resident,
@@ -155,3 +158,29 @@ def test_the_host_s_memory_is_what_it_needs(agent: Agent) -> None:
     assert failure_of(refused).code == "no_memory"
     assert "cpu: needs 1000000.00 GB" in failure_of(refused).detail
     assert cached.tier_to is Tier.HOST
+
+
+def test_a_worker_is_told_what_others_keep_registered_of_other_files(agent: Agent, tmp_path: Path) -> None:
+    """The kernel does not count registered pages; those of the same files are the same pages, on every GPU."""
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"other weights")
+
+    def told(client: Watcher) -> str:
+        def is_it(event: Event) -> bool:
+            return isinstance(event.data, Finding) and event.data.code == "stub_registered"
+
+        data = client.next_event(is_it).data
+        assert isinstance(data, Finding)
+        return data.text
+
+    with agent.client("") as client:
+        for device in ("cuda:0", "cuda:1"):
+            params = agent.params("", (device,), target_tier="host")
+            client.begin(params)
+            assert told(client) == "0 bytes of others"
+            client.finished(params.run_uid)
+        params = agent.params("", ("cuda:0",), target_tier="host")
+        wanted = replace(params.recipe, model=ModelSource(str(other)))
+        client.begin(replace(params, recipe=wanted))
+        assert told(client) == "4096 bytes of others"
+        assert client.finished(params.run_uid).tier_to is Tier.HOST

@@ -38,17 +38,17 @@ def tell(path: Path, text: str) -> None:
 
 def test_most_of_a_host_s_memory_may_be_locked_and_no_more(host: Path) -> None:
     """The refusal has what is needed, what is allowed, and of how much."""
-    assert find_room_problem(79 * GB) is None
-    assert find_room_problem(81 * GB) == (
+    assert find_room_problem(79 * GB, 0) is None
+    assert find_room_problem(81 * GB, 0) == (
         "81.00 GB would be locked: at most 80.00 GB may be, 80% of this host's 100.00 GB"
     )
 
 
 def test_what_is_locked_already_counts(host: Path) -> None:
-    """Two models that fit alone need not fit together."""
-    tell(host / "proc/meminfo", f"MemTotal: {100 * GB // 1024} kB\nUnevictable: {30 * GB // 1024} kB\n")
+    """Two models that fit alone need not fit together, whether locked or registered with a GPU."""
+    tell(host / "proc/meminfo", f"MemTotal: {100 * GB // 1024} kB\nUnevictable: {20 * GB // 1024} kB\n")
 
-    problem = find_room_problem(60 * GB)
+    problem = find_room_problem(60 * GB, registered_bytes=10 * GB)
 
     assert problem is not None
     assert problem.startswith("60.00 GB would be locked, 30.00 GB are locked already: at most 80.00 GB may be")
@@ -59,8 +59,8 @@ def test_the_least_limit_of_the_control_groups_counts(host: Path, group: str) ->
     """A container's limit is its host's memory, wherever above the process it is set."""
     tell(host / group / "memory.max", f"{10 * GB}\n")
 
-    assert find_room_problem(7 * GB) is None
-    assert "80% of the 10.00 GB that this control group is limited to" in (find_room_problem(9 * GB) or "")
+    assert find_room_problem(7 * GB, 0) is None
+    assert "80% of the 10.00 GB that this control group is limited to" in (find_room_problem(9 * GB, 0) or "")
 
 
 def test_an_older_control_group_is_asked_too(host: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_refused_lock_leaves_nothing_mapped(tmp_path: Path, monkeypatch: pytes
     locked = LockedShards(checkpoint.shards, OpenShards(checkpoint.shards))
 
     with pytest.raises(LockRefused, match=r"b\.safetensors: pages can't be locked: .*errno 12.* after 4096 bytes"):
-        locked.lock(lambda done, total: None, lambda path: None)
+        locked.lock(0, lambda done, total: None, lambda path: None)
     locked.close()
 
     assert locked.locked_bytes == 0
@@ -102,7 +102,7 @@ def test_a_file_cut_while_it_is_locked_is_named(tmp_path: Path, monkeypatch: pyt
         os.truncate(path, 8192)
 
     with pytest.raises(LoadError, match=r"a\.safetensors: changed since it was checked: size 8\d+ is now 8192"):
-        locked.lock(lambda done, total: None, cut)
+        locked.lock(0, lambda done, total: None, cut)
     locked.close()
 
     assert traces_of(checkpoint) == []

@@ -148,7 +148,9 @@ def no_memory(gpu: FakeGpu, patch: pytest.MonkeyPatch) -> None:
 
 
 def no_room(gpu: FakeGpu, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(host, "find_room_problem", lambda needed: f"{needed} bytes would be locked: at most 10 may be")
+    patch.setattr(
+        host, "find_room_problem", lambda needed, registered: f"{needed} bytes would be locked: at most 10 may be"
+    )
 
 
 def old_driver(gpu: FakeGpu, patch: pytest.MonkeyPatch) -> None:
