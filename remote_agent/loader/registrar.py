@@ -120,7 +120,7 @@ class Registrar:
             end = start + chunks[-1].segment.offset + chunks[-1].segment.length
             length = -(-end // PAGE_BYTES) * PAGE_BYTES - first
             if not all(chunk.is_cached for chunk in chunks):
-                self._shards.read_ahead(shard, end, AHEAD_BYTES)
+                self._shards.ahead.keep_ahead(shard, end, AHEAD_BYTES)
                 self._populate(content, shard, first, length)
             self._register(content, shard, first, length)
             self.times["register"] += time.monotonic_ns() - begun
