@@ -56,6 +56,8 @@ def read_header(path: Path, name: str | None = None) -> Header:
     label = path.name if name is None else name
     descriptor = open_regular(path, label)
     try:
+        # What the kernel read ahead of a header would be cached in small pages, where a load brings in large ones.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         status = os.fstat(descriptor)
         data_start, content = _read_content(descriptor, status.st_size, label)
     except OSError as error:

@@ -126,7 +126,7 @@ class Registrar:
         added = []
         for piece in missing:
             if not is_cached:
-                self._shards.read_ahead(shard, piece.end, AHEAD_BYTES)
+                self._shards.ahead.keep_ahead(shard, piece.end, AHEAD_BYTES)
             event = self._runtime("cudaEventCreateWithFlags", EVENT_DISABLE_TIMING)
             with on_failure(partial(self._runtime, "cudaEventDestroy", event)):
                 self._held.register(self._shards, shard, piece, is_cached)

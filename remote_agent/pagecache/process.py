@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from remote_agent.errors import LoadError
-from remote_agent.loader.checkpoint import inspect
-from remote_agent.loader.cleanup import on_failure
+from remote_agent.loader.checkpoint import Checkpoint, inspect
 from remote_agent.loader.shards import OpenShards
 from remote_agent.pagecache.locking import LockedShards, LockRefused
 from remote_agent.pagecache.stage import cache_shards
@@ -96,26 +95,25 @@ class Cacher:
             self._locked.close()
             self._locked = None
         checkpoint = inspect(Path(job.recipe.model.path).expanduser(), job.recipe.model.revision)
-        shards = OpenShards(checkpoint.shards, go.shards)
-        with on_failure(shards.close):
-            with stages.measure("weights") as measure:
-                finding = cache_shards(checkpoint, shards, stages, measure)
-            if finding is not None:
-                self._line.send(WorkerFinding(finding))
-            locked = self._lock(LockedShards(checkpoint.shards, shards), go, stages) if job.recipe.hold.lock else None
-        if locked is None:
-            shards.close()
+        with stages.measure("weights") as measure, OpenShards(checkpoint.shards, go.shards) as shards:
+            finding = cache_shards(checkpoint, shards, stages, measure)
+        if finding is not None:
+            self._line.send(WorkerFinding(finding))
+        if job.recipe.hold.lock:
+            self._locked = self._lock(checkpoint, go, stages)
+        if self._locked is None:
             return WorkerReady(None, "", Tier.CACHED, checkpoint.bytes, is_held=False)
-        self._locked = locked
-        return WorkerReady(None, "", Tier.CACHED, locked.locked_bytes)
+        return WorkerReady(None, "", Tier.CACHED, self._locked.locked_bytes)
 
-    def _lock(self, locked: LockedShards, go: WorkerGo, stages: Stages) -> LockedShards | None:
+    def _lock(self, checkpoint: Checkpoint, go: WorkerGo, stages: Stages) -> LockedShards | None:
         """Return the shards locked; None where that is refused, which is told: they are cached all the same."""
         with stages.measure("hold") as measure:
+            locked = LockedShards(checkpoint.shards, OpenShards(checkpoint.shards, go.shards))
             progress = partial(stages.progress, "hold", start_mono_ns=measure.start_mono_ns)
             try:
                 locked.lock(go.registered_bytes, progress, measure.announce)
             except LockRefused as refusal:
+                locked.close()
                 measure.reason = f"not locked: {refusal}"
                 self._line.send(WorkerFinding(Finding("not_locked", "warning", one_line(str(refusal)))))
                 return None

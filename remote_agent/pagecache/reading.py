@@ -1,4 +1,4 @@
-"""Brings the shards of a checkpoint into the page cache, with many requests at the disk."""
+"""Brings the shards of a checkpoint into the page cache, several ranges at once, as a cold load does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from remote_agent.errors import LoadError
 from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.plan import Segment, cut_segments
 from remote_agent.loader.progress import Progress, Tally
+from remote_agent.loader.read_ahead import BLOCK_BYTES, THREADS
 from remote_agent.loader.residency import RangeResidency, measure_ranges
 from remote_agent.loader.shards import OpenShards
 
-READERS = 16
-READ_BYTES = 2 << 20
-"""Each reader has the kernel fetch so much at once, and then copies it to memory that is used again and again."""
+PART_BYTES = 1 << 20
+"""What was brought in is read in such parts, into memory that is used again: whatever went wrong, reading tells."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def bring_in(checkpoint: Checkpoint, shards: OpenShards, progress: Progress) -> 
         measure_ranges(header, descriptor)
         for header, descriptor in zip(checkpoint.shards, shards.descriptors, strict=True)
     ]
-    segments = cut_segments(checkpoint, READ_BYTES)
+    segments = cut_segments(checkpoint, BLOCK_BYTES)
     missing = [segment for segment in segments if not _is_cached(segment, checkpoint, found)]
     total = sum(segment.length for segment in segments)
     read_bytes = sum(segment.length for segment in missing)
@@ -68,22 +68,24 @@ def _read_all(
     starts = [header.data_start for header in checkpoint.shards]
 
     def read() -> None:
-        buffer = memoryview(bytearray(READ_BYTES))
+        buffer = memoryview(bytearray(PART_BYTES))
         try:
             while not tally.stop.is_set():
                 try:
                     segment = left.popleft()
                 except IndexError:
                     return
-                shards.read_ahead(segment.shard, starts[segment.shard] + segment.offset, segment.length)
-                shards.read(segment.shard, segment.offset, buffer[: segment.length])
+                shards.ahead.bring_in(segment.shard, starts[segment.shard] + segment.offset, segment.length)
+                for done in range(0, segment.length, PART_BYTES):
+                    part = buffer[: min(PART_BYTES, segment.length - done)]
+                    shards.read(segment.shard, segment.offset + done, part)
                 tally.add(segment.length)
         except BaseException as error:
             tally.fail(error)
 
     threads: list[threading.Thread] = []
     try:
-        for number in range(min(READERS, len(segments))):
+        for number in range(min(THREADS, len(segments))):
             thread = threading.Thread(target=read, name=f"cache-reader-{number}", daemon=True)
             thread.start()
             threads.append(thread)

@@ -76,7 +76,7 @@ class HostShards:
         self, recipe: Recipe, go: WorkerGo, device: CudaDevice, stages: Stages, tell: Tell
     ) -> Registrations | None:
         checkpoint = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
-        with OpenShards(checkpoint.shards, go.shards) as shards, stages.measure("weights", device) as measure:
+        with stages.measure("weights", device) as measure, OpenShards(checkpoint.shards, go.shards) as shards:
             read_cached(checkpoint, shards, stages, measure)
             problem = find_room_problem(pages_of(checkpoint.shards), go.registered_bytes)
             problem = problem or find_map_refusal(checkpoint, device.runtime, device.ordinal, device.ring.limits)

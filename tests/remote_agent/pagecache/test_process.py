@@ -116,7 +116,7 @@ def test_a_file_that_is_no_longer_the_one_checked_fails_the_run(folder: Path, lo
         failure = only(do_cached(end, folder, shards=before), WorkerFailed).failure
         assert process.wait(30) == 0
 
-    assert (failure.code, failure.stage) == ("changed", None)
+    assert (failure.code, failure.stage) == ("changed", "weights")
     assert "a.safetensors: changed since it was checked: modification time" in failure.detail
 
 

@@ -67,10 +67,10 @@ def test_what_nobody_can_tell_is_said_to_be_unknown(checkpoint: Checkpoint, monk
 def test_a_file_cut_while_it_is_read_is_named_and_every_reader_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixteen readers, one of which meets the end of a file that was longer."""
+    """Several readers, one of which meets the end of a file that was longer."""
     folder = write_checkpoint(tmp_path / "large", 1_000_000)
     checkpoint = inspect(folder)
-    monkeypatch.setattr(reading, "READ_BYTES", 4096)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(reading, "measure_ranges", lambda header, descriptor: RangeResidency((0.0,), "told"))
 
     def cut(done: int, total: int) -> None:

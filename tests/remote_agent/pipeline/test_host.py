@@ -204,7 +204,7 @@ def test_a_file_changed_after_preflight_fails_the_run_and_leaves_nothing(worker:
         shard.path.touch()
     failure = only(worker.job("host", before), WorkerFailed).failure
 
-    assert (failure.code, failure.stage) == ("changed", "context")
+    assert (failure.code, failure.stage) == ("changed", "weights")
     assert "changed since it was checked: modification time" in failure.detail
     assert traces_of(inspect(llama)) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cache-reader")]
