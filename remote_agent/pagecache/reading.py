@@ -17,7 +17,7 @@ from remote_agent.loader.residency import RangeResidency, measure_ranges
 from remote_agent.loader.shards import OpenShards
 
 PART_BYTES = 1 << 20
-"""What was brought in is read in such parts, into memory that is used again: whatever went wrong, reading tells."""
+"""What could not be brought in is read in such parts, into memory that is used again: reading tells why."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ def _read_all(
                     segment = left.popleft()
                 except IndexError:
                     return
-                shards.ahead.bring_in(segment.shard, starts[segment.shard] + segment.offset, segment.length)
-                for done in range(0, segment.length, PART_BYTES):
+                place = starts[segment.shard] + segment.offset
+                is_there = shards.ahead.bring_in(segment.shard, place, segment.length)
+                for done in range(0, 0 if is_there else segment.length, PART_BYTES):
                     part = buffer[: min(PART_BYTES, segment.length - done)]
                     shards.read(segment.shard, segment.offset + done, part)
                 tally.add(segment.length)

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from remote_agent.errors import LoadError, StageError
+from remote_agent.loader import read_ahead
 from remote_agent.loader.checkpoint import Checkpoint, inspect
-from remote_agent.loader.residency import RangeResidency, Residency
+from remote_agent.loader.residency import RangeResidency, Residency, measure_residency
 from remote_agent.loader.shards import OpenShards
 from remote_agent.pagecache import reading, stage
 from remote_agent.pagecache.reading import bring_in
 from remote_agent.pipeline.timing import Measure
+from tests.remote_agent.loader.caches_by_hand import drop_from_cache
 from tests.remote_agent.pagecache.cachers import write_checkpoint
 
 
@@ -84,3 +86,20 @@ def test_a_file_cut_while_it_is_read_is_named_and_every_reader_ends(
     with pytest.raises(LoadError, match=r"b\.safetensors: changed since it was checked: size 4"):
         read()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("cache-reader")]
+
+
+def test_where_files_are_not_mapped_they_are_read(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pages get there by another call."""
+    for header in checkpoint.shards:
+        drop_from_cache(header.path)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(19, os.strerror(19))
+
+    monkeypatch.setattr(read_ahead, "FileMap", refuse)
+    monkeypatch.setattr(reading, "measure_ranges", lambda header, descriptor: RangeResidency((0.0,), "told"))
+    with OpenShards(checkpoint.shards) as shards:
+        brought = bring_in(checkpoint, shards, lambda done, total: None)
+
+    assert (brought.cached_bytes, brought.read_bytes) == (0, 8000)
+    assert measure_residency(checkpoint.shards).cached_bytes == 8000
