@@ -14,7 +14,7 @@ from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.kept import Kept
 from remote_agent.agentd.workers import Worker
 from remote_agent.errors import KeeperError, RefusedError
-from remote_agent.protocol.internal import InternalMessage, WorkerFinding
+from remote_agent.protocol.internal import InternalMessage, ShardIdentity, WorkerFinding, WorkerLetsGo
 from remote_agent.protocol.messages import Finding, Resident, Tier
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,8 @@ class Residents:
             self._holders.remove(known, by)
         self._take_name(resident.name, by)
         if resident.tier is Tier.RESIDENT:
-            worker.on_message = lambda worker, message: None
             held = Held(replace(resident, pid=None))
-            self._background(self._end_worker(worker, held))
+            self._dismiss(worker, held)
         else:
             held = Held(resident, worker, key)
             if known is None:
@@ -60,6 +59,11 @@ class Residents:
             worker.on_message = self._heard
         self._holders.add(held)
         self._arm(held)
+
+    def hold_nothing(self, worker: Worker, resident: Resident) -> None:
+        """Let a worker go whose run left nothing that anybody has to hold."""
+        self.blame(worker, f"run {resident.run_uid} left nothing with it")
+        self._dismiss(worker, Held(resident))
 
     def find(self, key: ReuseKey) -> Worker | None:
         """Return an idle standby that fits."""
@@ -69,6 +73,17 @@ class Residents:
             if held.worker is not None and held.key == key and not held.busy_with and held.worker.is_alive
         )
         return next(fitting, None)
+
+    def tier_of(self, worker: Worker) -> Tier | None:
+        """Return what a worker holds, if anything."""
+        held = self._holders.of_worker(worker)
+        return None if held is None else held.resident.tier
+
+    def registered_bytes(self, shards: Sequence[ShardIdentity]) -> int:
+        """Return how much of the host's memory workers keep registered of other files, each file's pages once."""
+        workers = [(held.worker, held.resident) for held in self._holders]
+        others = {worker.shards: one.bytes for worker, one in workers if worker is not None and one.tier is Tier.HOST}
+        return sum(size_bytes for files, size_bytes in others.items() if files != tuple(shards))
 
     def take(self, worker: Worker, run_uid: str) -> None:
         """Mark a standby as serving another run; its time to live stands still."""
@@ -190,6 +205,10 @@ class Residents:
             raise RefusedError("keeper_silent", f"{name}: the keeper does not let go: {error}") from error
         held.is_dropped = True
 
+    def _dismiss(self, worker: Worker, held: Held) -> None:
+        worker.on_message = lambda worker, message: None
+        self._background(self._end_worker(worker, held))
+
     async def _end_worker(self, worker: Worker, held: Held, reason: str = "") -> None:
         held.reason = held.reason or reason or None
         stuck = await worker.release()
@@ -235,6 +254,8 @@ class Residents:
     def _heard(self, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerFinding):
             self._events.emit(message.finding, worker.order.run_uid)
+        elif isinstance(message, WorkerLetsGo):
+            self.blame(worker, message.reason)
 
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -52,6 +52,14 @@ class FileMap:
         """Bring in the pages of a range; ``offset`` is a multiple of the page size. Raises: OSError."""
         populate(self.address + offset, length)
 
+    def lock(self, offset: int, length: int) -> None:
+        """Bring in the pages of a range and keep them there until they are unmapped; ``offset`` as for `populate`.
+
+        Raises: OSError, also where the file lost a page.
+        """
+        if _libc().mlock(self.address + offset, length) != 0:
+            raise _last_error()
+
     def count_cached(self, offset: int, length: int) -> int:
         """Return how many pages of a range are in memory, as ``mincore`` says. Raises: OSError."""
         pages = (ctypes.c_ubyte * ((length + PAGE_BYTES - 1) // PAGE_BYTES))()
@@ -88,6 +96,7 @@ def _libc() -> Any:
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return libc
 

@@ -31,20 +31,24 @@ class ReadAhead:
         self._blocks: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def bring_in(self, shard: int, place: int, length: int) -> None:
-        """Wait until ``length`` bytes from byte ``place`` of the file are cached; may be called from any thread."""
+    def bring_in(self, shard: int, place: int, length: int) -> bool:
+        """Wait until ``length`` bytes from byte ``place`` of the file are cached; may be called from any thread.
+
+        Return whether they are for sure; else they are only asked for, and reading them tells what is the matter.
+        """
         end = min(place + length, self._sizes[shard])
         first = place // PAGE_BYTES * PAGE_BYTES
         if first >= end:
-            return
+            return True
         content = self._map(shard)
         if content is not None:
             try:
                 content.populate(first, end - first)
-                return
+                return True
             except OSError:  # cut short, unreadable, or a kernel older than 5.14
                 pass
         os.posix_fadvise(self._descriptors[shard], first, end - first, os.POSIX_FADV_WILLNEED)
+        return False
 
     def keep_ahead(self, shard: int, place: int, length: int) -> None:
         """Have ``length`` bytes from byte ``place`` on brought in, each asked for once; does not wait.

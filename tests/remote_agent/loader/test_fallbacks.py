@@ -63,14 +63,14 @@ def refused_map(gpu: FakeGpu, patch: pytest.MonkeyPatch, folder: Path) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    patch.setattr("remote_agent.loader.registrar.FileMap", refuse)
+    patch.setattr("remote_agent.loader.registrations.FileMap", refuse)
 
 
 def refused_lock(gpu: FakeGpu, patch: pytest.MonkeyPatch, folder: Path) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    patch.setattr("remote_agent.loader.registrar.fcntl.flock", refuse)
+    patch.setattr("remote_agent.loader.registrations.fcntl.flock", refuse)
 
 
 @pytest.mark.parametrize("path", ["auto", "mapped"])
