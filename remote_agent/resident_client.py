@@ -153,7 +153,7 @@ def _manifests(address: KeeperAddress) -> list[Manifest]:
             continue
         try:
             found.append(read_manifest(reply.descriptors[0])[0])
-        except (ResidentLostError, IndexError):
+        except ResidentLostError:
             continue
         finally:
             reply.close()

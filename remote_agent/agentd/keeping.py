@@ -104,8 +104,6 @@ class KeeperLink:
         reply = ask(self._address, f"show {name}")
         try:
             return read_manifest(reply.descriptors[0])[0]
-        except IndexError as error:
-            raise KeeperError(f"the keeper shows {name} without its manifest") from error
         finally:
             reply.close()
 
