@@ -103,14 +103,15 @@ def attach(
         Path(socket) if socket is not None else StateDir(Path(state_dir) if state_dir else default_root(os.environ))
     )
     wanted = None if device is None else _uuid_of(device)
+    instead = model if load and fallback is None else fallback
     try:
-        found = _attach(address, os.fspath(model), wanted, verify)
+        return _with_private(_attach(address, os.fspath(model), wanted, verify), private)
     except (NotResidentError, ResidentLostError) as error:
-        instead = model if load and fallback is None else fallback
         if instead is None:
             raise
-        found = _load(Path(instead), device, str(error))
-    return _with_private(found, private)
+        reason = str(error)
+    # Not while the error is handled: its traceback keeps memory that was lost mapped, beside what is loaded.
+    return _with_private(_load(Path(instead), device, reason), private)
 
 
 def _attach(address: KeeperAddress, model: str, device: str | None, verify: bool) -> Attached:
