@@ -7,7 +7,6 @@ import fcntl
 import os
 import resource
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, KEEPER_SOCKET_NAME, Stat
 from remote_agent.errors import StateDirError
 from remote_agent.keeper import ALREADY_RUNS
 from remote_agent.keeper.access import AccessError, admit_attacher, bind_for_others, read_access
+from remote_agent.keeper.complaint import complain
 from remote_agent.keeper.devices import DeviceHold
 from remote_agent.keeper.fdstore import DescriptorStore, take_stored
 from remote_agent.keeper.holdings import LEASES_MAX, TOTAL_MAX, Holdings
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         state = StateDir(options.state_dir)
         directory = state.open_run()
     except StateDirError as error:
-        print(f"keeper: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
@@ -95,7 +95,7 @@ class AttachSocket:
             self._complaint = ""
         except AccessError as error:
             if self._complaint != str(error):
-                print(f"keeper: {error}", file=sys.stderr, flush=True)
+                complain(str(error))
             self._complaint = str(error)
 
     def close(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +17,8 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import KeeperError, KeeperRefusedError
 from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
 from remote_agent.keeper.client import KeeperAddress, ask, lease, list_residents
-from tests.remote_agent.agentd.agents import eventually
-from tests.remote_agent.keeper.keepers import content_of, put
+from tests.remote_agent.agentd.agents import REPOSITORY, eventually
+from tests.remote_agent.keeper.keepers import answering, content_of, put
 
 NOBODY, A_GROUP = 65534, 54321
 
@@ -121,7 +123,9 @@ def test_a_list_says_who_and_where(tmp_path: Path) -> None:
     assert read_access(tmp_path / "nothing") == Access()
 
 
-@pytest.mark.parametrize("line", ["uid alice", "uid -1", "directory run", "everyone", "uid", "uid ²"])
+@pytest.mark.parametrize(
+    "line", ["uid alice", "uid -1", "directory run", "everyone", "uid", "uid ²", f"uid {'9' * 5000}"]
+)
 def test_a_list_that_is_not_understood_lets_nobody_in(tmp_path: Path, line: str) -> None:
     """The line is named."""
     file = tmp_path / "attach.allow"
@@ -130,6 +134,24 @@ def test_a_list_that_is_not_understood_lets_nobody_in(tmp_path: Path, line: str)
 
     with pytest.raises(AccessError, match=r"attach\.allow, line 2: "):
         read_access(file)
+
+
+def test_a_directory_that_cannot_be_is_complained_of_and_the_keeper_goes_on(state: StateDir, devices: Path) -> None:
+    """Neither such a line nor a log on a full disk takes the residents away."""
+    allow(state, "directory /tmp/zero\0byte")
+    arguments = ["--state-dir", str(state.root), "--devices", str(devices)]
+    with (
+        Path("/dev/full").open("wb") as full,
+        subprocess.Popen(
+            [sys.executable, "-m", "remote_agent", "keeper", *arguments], cwd=REPOSITORY, stderr=full
+        ) as process,
+    ):
+        try:
+            assert answering(state)
+            put(KeeperAddress(state), "llama@cpu", b"manifest", b"weights")
+            assert [one.name for one in list_residents(KeeperAddress(state))] == ["llama@cpu"]
+        finally:
+            process.kill()
 
 
 def test_a_list_that_others_may_write_is_no_list(tmp_path: Path) -> None:
