@@ -223,6 +223,7 @@ class Residents:
         left_s = ttl_s
         if held.worker is None:  # its time runs on while no agent does
             left_s = max(0.0, held.resident.since_wall_ns / 1e9 + ttl_s - time.time())
+            left_s = min(ttl_s, left_s)  # a clock that was put back must not make it longer
         self._arm_in(left_s, held, f"its time to live of {ttl_s:g} s is over")
 
     def _arm_in(self, delay_s: float, held: Held, reason: str) -> None:
