@@ -83,10 +83,10 @@ class AttachSocket:
         self._complaint = ""
 
     def settle(self) -> None:
-        """Listen where the file says now; what can't be done is said once."""
+        """Listen where the file says now, again where the socket was removed; what can't be done is said once."""
         try:
             directory = read_access(self._file).directory
-            if directory != self._directory:
+            if directory != self._directory or self._is_removed():
                 self.close()
                 if directory is not None:
                     self._listener = bind_for_others(directory)
@@ -97,6 +97,12 @@ class AttachSocket:
             if self._complaint != str(error):
                 complain(str(error))
             self._complaint = str(error)
+
+    def _is_removed(self) -> bool:
+        try:
+            return self._listener is not None and identity(Path(self._listener.getsockname())) is None
+        except OSError:
+            return False  # it can't be told now
 
     def close(self) -> None:
         """Listen no longer and take the socket away."""

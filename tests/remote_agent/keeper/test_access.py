@@ -113,6 +113,24 @@ def test_without_the_file_nobody_else_has_a_socket(address: KeeperAddress, state
     assert list_residents(address) == ()
 
 
+@pytest.mark.parametrize("with_directory", [False, True])
+def test_a_removed_socket_is_made_again(
+    address: KeeperAddress, state: StateDir, entrance: Path, with_directory: bool
+) -> None:
+    """What tidies a directory up, or makes it anew, shuts nobody out for ever."""
+    folder = entrance / "run"
+    folder.mkdir()
+    allow(state, f"directory {folder}")
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens for others")
+    (folder / SOCKET_NAME).unlink()
+    if with_directory:
+        folder.rmdir()
+        folder.mkdir()
+
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens again")
+    assert list_residents(others_address(folder)) == ()
+
+
 def test_a_list_says_who_and_where(tmp_path: Path) -> None:
     """Comments and blank lines are nobody."""
     file = tmp_path / "attach.allow"
