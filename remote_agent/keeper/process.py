@@ -109,7 +109,10 @@ class AttachSocket:
         if self._listener is not None:
             path = Path(self._listener.getsockname())
             self._server.remove(self._listener)
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                complain(f"{path}: {error.strerror}")
         self._listener = self._directory = None
 
 

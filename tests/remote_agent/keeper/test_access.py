@@ -131,6 +131,23 @@ def test_a_removed_socket_is_made_again(
     assert list_residents(others_address(folder)) == ()
 
 
+def test_a_socket_that_cannot_be_taken_away_ends_no_keeper(
+    address: KeeperAddress, state: StateDir, entrance: Path
+) -> None:
+    """Nobody is let in by then, and what is held stays."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    elsewhere = entrance / "elsewhere"
+    elsewhere.mkdir()
+    allow(state, f"directory {entrance}")
+    eventually((entrance / SOCKET_NAME).is_socket, "the keeper listens for others")
+    (entrance / SOCKET_NAME).unlink()
+    (entrance / SOCKET_NAME).mkdir()
+    allow(state, f"directory {elsewhere}")
+
+    eventually((elsewhere / SOCKET_NAME).is_socket, "the keeper listens elsewhere")
+    assert [one.name for one in list_residents(address)] == ["llama@cpu"]
+
+
 def test_a_list_says_who_and_where(tmp_path: Path) -> None:
     """Comments and blank lines are nobody."""
     file = tmp_path / "attach.allow"
