@@ -137,6 +137,25 @@ def test_residents_outlive_a_killed_keeper(service: Service) -> None:
     link.close()
 
 
+def test_a_keeper_that_is_made_to_end_leaves_nothing_in_the_store(service: Service) -> None:
+    """Or the manager would give the next one what was let go by force."""
+    address, manager = service.start(), service.manager
+    manager.take()
+    put(address, "llama@cpu", b"manifest", b"weights")
+    manager.take()
+    manager.take()
+    link, reply = lease(address, "llama@cpu")
+    reply.close()
+    ask(address, "stop!")
+    link.close()
+    manager.take()
+    manager.take()
+
+    assert manager.stored == {}
+    assert service.process is not None
+    assert service.process.wait(DEADLINE_S) == 0
+
+
 def test_what_is_torn_or_not_ours_is_closed(service: Service) -> None:
     """Half a resident is none, and a descriptor of another kind is not kept open."""
     names = ("half@cpu,0,2", "whole@cpu,1,2", "whole@cpu,0,2", "stored", "bad name,0,2", "odd@cpu,0,2", "odd@cpu,1,3")
