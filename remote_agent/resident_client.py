@@ -141,7 +141,7 @@ def _find(address: KeeperAddress, model: str, device: str | None) -> Manifest:
 
 
 def _manifests(address: KeeperAddress) -> list[Manifest]:
-    """Return every resident's manifest; one that can't be read, or goes meanwhile, is nobody's model."""
+    """Return every resident's manifest; one that can't be read, is of another name, or goes meanwhile, is nobody's."""
     try:
         names = [one.name for one in list_residents(address)]
     except KeeperGoneError as error:
@@ -153,11 +153,13 @@ def _manifests(address: KeeperAddress) -> list[Manifest]:
         except KeeperRefusedError:
             continue
         try:
-            found.append(read_manifest(reply.descriptors[0])[0])
+            manifest, _ = read_manifest(reply.descriptors[0])
         except ResidentLostError:
             continue
         finally:
             reply.close()
+        if manifest.name == name:
+            found.append(manifest)
     return found
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import DeviceError, KeeperError, NotResidentError, ResidentLostError
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.loader.load import Loaded, load
+from remote_agent.resident.manifest import write_manifest
 from remote_agent.resident_client import Attached, attach
 from tests.remote_agent import checkpoints
 from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, eventually
@@ -251,6 +253,21 @@ def test_a_manifest_that_lies_is_nobody_s_model(
     gc.collect()
     assert at_rest(keeper) == before
     assert len(os.listdir("/proc/self/fd")) == ours  # noqa: PTH208
+
+
+def test_a_manifest_under_another_name_is_nobody_s_model(resident: str, state: StateDir, model: Path) -> None:
+    """What it calls itself is not said to the keeper, nor offered to anybody."""
+    keepable = load_shared(model, resident_client.CpuDevice())
+    manifest = replace(keeping_for(state, model)._manifest(keepable), name="llamé\ndrop! other", recipe="liar")
+    descriptors = [write_manifest(manifest, keepable.entries), keepable.memory.export()]
+    ask(KeeperAddress(state), "put liar@cpu", descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    keepable.memory.close()
+
+    with pytest.raises(NotResidentError) as caught:
+        attach("liar", state_dir=state.root)
+    assert caught.value.resident == (resident,)
 
 
 def test_another_user_s_socket_is_enough(resident: str, state: StateDir, tmp_path: Path) -> None:
