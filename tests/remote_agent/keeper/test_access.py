@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,9 @@ from remote_agent.errors import KeeperError, KeeperRefusedError
 from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
 from remote_agent.keeper.client import KeeperAddress, ask, lease, list_residents
 from tests.remote_agent.agentd.agents import REPOSITORY, eventually
-from tests.remote_agent.keeper.keepers import answering, content_of, put
+from tests.remote_agent.keeper.keepers import NOBODY, answering, content_of, put, someone_else
 
-NOBODY, A_GROUP = 65534, 54321
+A_GROUP = 54321
 
 
 @pytest.fixture
@@ -30,23 +29,6 @@ def entrance() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
-
-
-@contextmanager
-def someone_else(groups: tuple[int, ...] = ()) -> Iterator[None]:
-    """Be another user for a while."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    before = os.getgroups()
-    os.setgroups(groups)
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(before)
 
 
 def allow(state: StateDir, *lines: str) -> None:
