@@ -92,16 +92,17 @@ class Kept:
                 self._holders.change(held, attached=len(listed[name].attached))
             elif held in before and name is not None:
                 self._take_away(held, self._why_missing(held.resident, had_keeper))
-        await self._adopt(one for name, one in listed.items() if not self.has(name) and name not in self._expected)
+        self._unreadable &= listed.keys()
+        known = self._unreadable | self._expected.keys()  # what can't be read is sealed: it stays so
+        await self._adopt(one for name, one in listed.items() if not self.has(name) and name not in known)
 
     async def _adopt(self, found: Iterable[Listed]) -> None:
         for one in list(found):
             try:
                 manifest = await self._keeper.manifest(one.name)
             except ResidentLostError as error:
-                if one.name not in self._unreadable:
-                    self._unreadable.add(one.name)
-                    log.error("the keeper's resident %s can't be told: %s", one.name, error)
+                self._unreadable.add(one.name)
+                log.error("the keeper's resident %s can't be told: %s", one.name, error)
                 continue
             except AgentError as error:
                 log.warning("the keeper's resident %s can't be asked for: %s", one.name, error)
