@@ -7,6 +7,7 @@ them, takes about half the time, for this load and for every one after it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -44,7 +45,8 @@ class ReadAhead:
                 return
             except OSError:  # cut short, unreadable, or a kernel older than 5.14
                 pass
-        os.posix_fadvise(self._descriptors[shard], first, end - first, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._descriptors[shard], first, end - first, os.POSIX_FADV_WILLNEED)
 
     def keep_ahead(self, shard: int, place: int, length: int) -> None:
         """Have ``length`` bytes from byte ``place`` on brought in, each asked for once; does not wait.
