@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
@@ -13,6 +12,7 @@ from pathlib import Path
 from remote_agent.agentd.paths import KEEPER_SOCKET_NAME, StateDir, socket_address
 from remote_agent.errors import KeeperError, KeeperGoneError, KeeperRefusedError
 from remote_agent.keeper.holdings import DESCRIPTORS_MAX
+from remote_agent.keeper.sockets import receive
 
 PATIENCE_S = 2
 READ_BYTES = 1 << 16
@@ -116,7 +116,7 @@ def converse(link: socket.socket, line: str, descriptors: Sequence[int] = ()) ->
     try:
         _say(link, line.encode("ascii") + b"\n", descriptors)
         while not _is_whole(line, text):
-            data, came, is_cut = _receive(link)
+            data, came, is_cut = receive(link, READ_BYTES, DESCRIPTORS_MAX)
             taken += came
             text += data
             if is_cut:  # not the keeper's fault, nor the resident's
@@ -145,19 +145,6 @@ def _say(link: socket.socket, line: bytes, descriptors: Sequence[int]) -> None:
             link.sendall(line)
     except BrokenPipeError:
         pass
-
-
-def _receive(link: socket.socket) -> tuple[bytes, list[int], bool]:
-    """Return what came, with its descriptors, and whether the kernel had to leave some of those out."""
-    size = array.array("i").itemsize
-    data, ancillary, flags, _ = link.recvmsg(
-        READ_BYTES, socket.CMSG_SPACE(DESCRIPTORS_MAX * size), socket.MSG_CMSG_CLOEXEC
-    )
-    came = array.array("i")
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            came.frombytes(content[: len(content) - len(content) % size])
-    return data, list(came), bool(flags & socket.MSG_CTRUNC)
 
 
 def _is_whole(line: str, text: bytes) -> bool:
