@@ -7,6 +7,7 @@ them, takes about half the time, for this load and for every one after it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -47,7 +48,8 @@ class ReadAhead:
                 return True
             except OSError:  # cut short, unreadable, or a kernel older than 5.14
                 pass
-        os.posix_fadvise(self._descriptors[shard], first, end - first, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._descriptors[shard], first, end - first, os.POSIX_FADV_WILLNEED)
         return False
 
     def keep_ahead(self, shard: int, place: int, length: int) -> None:

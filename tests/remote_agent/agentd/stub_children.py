@@ -109,6 +109,7 @@ def worker(line: Line) -> None:
         message = line.receive()
         if isinstance(message, WorkerRelease):
             if (folder() / "keep-on-release").exists():
+                (folder() / "asked-to-release").touch()
                 signal.pause()
             os._exit(0)
         if isinstance(message, WorkerJob):
