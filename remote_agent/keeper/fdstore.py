@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, MutableMapping, Sequence
 
+from remote_agent.keeper.complaints import complain
 from remote_agent.keeper.holdings import DESCRIPTORS_MAX, DESCRIPTORS_MIN, NAME
 
 FIRST_DESCRIPTOR = 3
@@ -51,7 +51,7 @@ class DescriptorStore:
                 else:
                     link.send(text.encode("ascii"))
         except OSError as error:
-            print(f"keeper: the service manager's socket: {error}", file=sys.stderr, flush=True)
+            complain(f"the service manager's socket: {error}")
 
 
 def take_stored(environment: MutableMapping[str, str]) -> dict[str, tuple[int, ...]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Callable
 
+from remote_agent.keeper.complaints import complain
 from remote_agent.keeper.holdings import DESCRIPTORS_MAX, Holdings
 from remote_agent.keeper.sockets import peer_of
 from remote_agent.keeper.words import WORDS, Answer, Words
@@ -102,7 +102,7 @@ class Server:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            print(f"keeper: clients can't be accepted: {error}", file=sys.stderr, flush=True)
+            complain(f"clients can't be accepted: {error}")
             self._selector.unregister(listener)  # it would be ready again at once
             self._paused.append((listener, admit))
             return

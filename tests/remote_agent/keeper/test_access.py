@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +17,8 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import KeeperError, KeeperRefusedError
 from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
 from remote_agent.keeper.client import KeeperAddress, ask, lease, list_residents
-from tests.remote_agent.agentd.agents import eventually
-from tests.remote_agent.keeper.keepers import content_of, put
+from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, eventually
+from tests.remote_agent.keeper.keepers import answering, content_of, put
 
 NOBODY, A_GROUP = 65534, 54321
 
@@ -99,6 +101,49 @@ def test_the_control_socket_is_out_of_reach_for_other_users(address: KeeperAddre
 
     with someone_else(), pytest.raises(KeeperError, match="can't be reached"):
         ask(KeeperAddress(state.run / "keeper.sock"), "list")
+
+
+@pytest.mark.parametrize("what", ["socket", "directory"])
+def test_a_socket_that_was_taken_away_comes_back(
+    address: KeeperAddress, state: StateDir, entrance: Path, what: str
+) -> None:
+    """Alone, or with its directory, as a clean-up of /run does."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    folder = entrance / "run"
+    folder.mkdir(0o755)
+    allow(state, f"directory {folder}")
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+    if what == "socket":
+        (folder / SOCKET_NAME).unlink()
+    else:
+        shutil.rmtree(folder)
+        folder.mkdir(0o755)
+
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens again")
+    assert [one.name for one in list_residents(others_address(folder))] == ["llama@cpu"]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "directory /nowhere/at/all", "directory /a\0b", "uid " + "1" * 6000])
+def test_a_complaint_that_can_t_be_written_costs_no_resident(state: StateDir, line: str) -> None:
+    """A bad line while the log's disk is full; once it is put right, others are let in."""
+    allow(state, line)
+    with open("/dev/full", "wb") as full:
+        arguments = ["--state-dir", str(state.root), "--devices", "/nowhere"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "remote_agent", "keeper", *arguments], cwd=REPOSITORY, stderr=full
+        )
+    try:
+        answering(state)
+        put(KeeperAddress(state), "llama@cpu", b"manifest", b"weights")
+        (state.root / "others").mkdir(0o755)
+        allow(state, f"directory {state.root / 'others'}")
+        eventually((state.root / "others" / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+        assert [one.name for one in list_residents(KeeperAddress(state))] == ["llama@cpu"]
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
 
 
 def test_without_the_file_nobody_else_has_a_socket(address: KeeperAddress, state: StateDir, entrance: Path) -> None:
