@@ -182,7 +182,7 @@ class Supervisor:
             report.driver_version if report else None,
             report.cuda_version if report else None,
             report.gpus if report else (),
-            report.findings if report else (),
+            (*(report.findings if report else ()), *self.events.findings()),
             time.monotonic_ns() - start_ns,
         )
 
