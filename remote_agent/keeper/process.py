@@ -126,7 +126,7 @@ class AttachSocket:
 
 def _raise_descriptor_limit() -> None:
     """Let this process hold as much as it promises, or as it may."""
-    wanted = TOTAL_MAX + LEASES_MAX + WAITING_MAX + OTHER_DESCRIPTORS
+    wanted = TOTAL_MAX + LEASES_MAX + 2 * WAITING_MAX + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

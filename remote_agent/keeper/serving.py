@@ -20,8 +20,12 @@ SAYING_S = 2.0
 """How long a client may take to say its line."""
 
 WAITING_MAX = 64
+"""Of the owner's clients that have not said their line, and of others' as many."""
+
 LOOK_S = 1.0
 """How often a keeper looks whether its socket is still in place."""
+
+ALL_WORDS = frozenset(WORDS)
 
 Admit = Callable[[socket.socket], frozenset[str]]
 """Returns the words that a client may say; none where it may not be here."""
@@ -29,7 +33,7 @@ Admit = Callable[[socket.socket], frozenset[str]]
 
 def admit_owner(link: socket.socket) -> frozenset[str]:
     """Let this user and root say everything."""
-    return frozenset(WORDS if peer_of(link).uid in (0, os.geteuid()) else ())
+    return ALL_WORDS if peer_of(link).uid in (0, os.geteuid()) else frozenset()
 
 
 class Client:
@@ -42,6 +46,10 @@ class Client:
         self.descriptors: list[int] = []
         self.give_up_s = time.monotonic() + SAYING_S
         self.is_lease = False
+
+    @property
+    def is_owner(self) -> bool:
+        return self.allowed == ALL_WORDS
 
     def close(self) -> None:
         """End the connection; what it had sent and nobody took is closed."""
@@ -116,7 +124,8 @@ class Server:
             self._send(client, Answer("error not your keeper\n"))
             link.close()
             return
-        waiting = [one for one in self._clients if not one.is_lease]
+        # Other users who are silent in numbers keep nobody but each other out.
+        waiting = [one for one in self._clients if not one.is_lease and one.is_owner == client.is_owner]
         if len(waiting) >= WAITING_MAX:
             self._end(waiting[0])
         self._clients[client] = None

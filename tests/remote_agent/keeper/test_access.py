@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import KeeperError, KeeperRefusedError
 from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
 from remote_agent.keeper.client import KeeperAddress, ask, lease, list_residents
+from remote_agent.keeper.holdings import LEASES_OF_OTHERS_MAX
+from remote_agent.keeper.serving import WAITING_MAX
 from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, eventually
 from tests.remote_agent.keeper.keepers import NOBODY, answering, content_of, put, someone_else
 
@@ -248,3 +251,29 @@ def test_the_socket_has_its_name_only_once_everybody_can_connect(
     with bind_for_others(entrance):
         assert seen == [(False, 0o666)]
         assert [entry.name for entry in entrance.iterdir()] == [SOCKET_NAME]
+
+
+def test_other_users_can_not_take_what_the_owner_needs(address: KeeperAddress, state: StateDir, entrance: Path) -> None:
+    """Neither by attaching without end nor by connecting and saying nothing."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    allow(state, f"directory {entrance}", f"uid {NOBODY}")
+    eventually((entrance / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+    with ExitStack() as stack, address.connect() as waiting:
+        with someone_else():
+            for _ in range(LEASES_OF_OTHERS_MAX):
+                link, reply = lease(others_address(entrance), "llama@cpu")
+                stack.enter_context(link)
+                reply.close()
+            with pytest.raises(KeeperRefusedError, match=f"no room: {LEASES_OF_OTHERS_MAX} of other users"):
+                lease(others_address(entrance), "llama@cpu")
+            for _ in range(2 * WAITING_MAX):
+                stack.enter_context(others_address(entrance).connect())
+        waiting.sendall(b"status\n")
+
+        assert waiting.recv(64).startswith(b"ok ")
+        link, reply = lease(address, "llama@cpu")
+        stack.enter_context(link)
+        reply.close()
+        with pytest.raises(KeeperRefusedError, match=rf"attached by 193, processes: {os.getpid()}$"):
+            ask(address, "drop llama@cpu")
