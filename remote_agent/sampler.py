@@ -44,6 +44,7 @@ class Sampler:
             refusal = self._start()
             if refusal is not None:
                 return refusal
+        began_mono_ns = time.monotonic_ns()
         nvml = Nvml(self._module)
         driver, cuda = read_versions(nvml)
         gpus, findings = read_gpus(nvml)
@@ -51,7 +52,7 @@ class Sampler:
             findings = (*findings, lost_access(self._paths))
             self._stop()
         findings = (*findings, *host_findings(gpus, self._paths))
-        return SamplerReport("nvml", time.monotonic_ns(), driver, cuda, gpus, findings)
+        return SamplerReport("nvml", began_mono_ns, driver, cuda, gpus, findings)
 
     def _start(self) -> SamplerReport | None:
         if self._module is None:

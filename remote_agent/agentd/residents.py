@@ -108,20 +108,24 @@ class Residents:
                 except RefusedError as refusal:
                     self._events.emit(Finding("stale_resident", "warning", f"{reason}, but {refusal}"), one.run_uid)
 
-    def idle(self, device: str) -> tuple[Resident, ...]:
-        """Return what the keeper alone holds there and nobody is attached to, the least recently used first."""
-        there = [held.resident for held in self._holders if held.worker is None and held.resident.device == device]
-        return tuple(sorted((one for one in there if not one.attached), key=lambda one: one.since_wall_ns))
+    def held_besides(self, run_uid: str) -> tuple[Resident, ...]:
+        """Return what is held, but for what one run is using and takes over."""
+        return tuple(held.resident for held in self._holders if held.busy_with != run_uid)
 
-    async def let_go(self, resident: Resident, reason: str) -> bool:
+    def idle(self, device: str) -> tuple[Held, ...]:
+        """Return what nobody is attached to there and no run uses, the least recently used first."""
+        there = [held for held in self._holders if held.resident.device == device and not held.busy_with]
+        return tuple(sorted((held for held in there if not held.resident.attached), key=lambda held: held.used_wall_ns))
+
+    async def let_go(self, held: Held, reason: str) -> bool:
         """Let one go that nobody is attached to, and return whether it went."""
-        held = self._holders.of_name(resident.name)
+        if held.busy_with or held not in self._holders:
+            return False
         try:
-            if held is not None:
-                await self._release(held, reason)
+            await self._release(held, reason)
         except RefusedError:
             return False  # somebody attached just now
-        return held is not None
+        return held not in self._holders
 
     async def release(
         self, run_uid: str | None, reason: str, force: bool = False, wait_s: float = 0.0

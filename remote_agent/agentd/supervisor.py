@@ -15,6 +15,7 @@ from remote_agent.agentd import hostfacts
 from remote_agent.agentd.capacity import Slots
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.gpu_locks import GpuLocks
 from remote_agent.agentd.journal import Journal
 from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.ledger import interrupted
@@ -93,9 +94,11 @@ class Supervisor:
             self._store,
             self.sampler,
             Slots(),
+            GpuLocks(self.events, self.options.lock_folders),
             workers,
             self._residents,
             self._keeper,
+            self.options.hold_budgets,
             self._progress,
         )
         self._runs: dict[str, Run] = {}

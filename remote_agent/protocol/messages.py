@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Union
 
+from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.codec import Checked
 from remote_agent.protocol.version import FRAME_LIMIT_BYTES as FRAME_LIMIT_BYTES
 from remote_agent.protocol.version import PROTOCOL_MAX as PROTOCOL_MAX
@@ -164,7 +165,7 @@ class FirstRequest(Checked):
 class Hold(Checked):
     """Who keeps the warm model, and for how long (``None``: until released).
 
-    ``make_room``: where its memory is short, residents go that nobody is attached to, the least recently used first.
+    ``make_room``: where memory or a budget is short, what nobody is attached to or uses goes, the longest unused first.
     """
 
     owner: str | None = None
@@ -568,15 +569,22 @@ class Empty:
 class RunStartParams(Checked):
     """Idempotent: the same ``run_uid`` again answers with the run that is there.
 
-    ``python``: argv of the host's own GPU Python; empty for the one the agent runs on.
+    ``python``: argv of the host's own GPU Python; empty for the one the agent runs on. ``hold_budget``: how much of
+    a device warm models may take together with this run's, as ``80%`` or ``60 GB``; empty for no limit of the run's.
     """
 
     run_uid: str
     recipe: Recipe
     actor: Actor
     python: tuple[str, ...] = ()
+    hold_budget: str = ""
 
     def value_problems(self) -> Iterator[str]:
+        if self.hold_budget:
+            try:
+                parse_budget(self.hold_budget)
+            except ValueError as error:
+                yield f"hold_budget: {error}"
         if not re.fullmatch(r"[0-9a-zA-Z-]{8,64}", self.run_uid):
             yield "run_uid: must be 8..64 letters, digits or '-'"
 
