@@ -66,7 +66,10 @@ class Residents:
         fitting = (
             held.worker
             for held in self._holders
-            if held.worker is not None and held.key == key and not held.busy_with and held.worker.is_alive
+            if held.worker is not None
+            and held.key == key
+            and not (held.busy_with or held.reason)
+            and held.worker.is_alive
         )
         return next(fitting, None)
 
@@ -126,6 +129,13 @@ class Residents:
         except RefusedError:
             return False  # somebody attached just now
         return held not in self._holders
+
+    def lose(self, device: str, reason: str) -> None:
+        """Drop everything on a device, attached or in use or not: its memory is not what it was."""
+        for held in self._holders:
+            if held.resident.device == device:
+                held.reason = held.reason or reason
+                self._background(self._drop_for_good(held, reason))
 
     async def release(
         self, run_uid: str | None, reason: str, force: bool = False, wait_s: float = 0.0
@@ -235,6 +245,14 @@ class Residents:
             log.info("%s, but %s", reason, refusal)
             if held in self._holders:
                 self._arm_in(RETRY_S, held, reason)
+
+    async def _drop_for_good(self, held: Held, reason: str) -> None:
+        while held in self._holders:
+            try:
+                await self._release(held, reason, force=True)
+            except RefusedError as refusal:
+                log.error("%s: %s", reason, refusal)
+                await asyncio.sleep(RETRY_S)
 
     def _heard(self, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerFinding):

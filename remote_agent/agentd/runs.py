@@ -291,6 +291,11 @@ class Run:
     def _stage_changed(self, record: StageRecord) -> None:
         self._services.events.emit(StageChanged(record), self.params.run_uid)
 
+    def device_failed(self, device: str, reason: str) -> None:
+        """End the run as failed, if it is on that device already."""
+        if device in self._devices and self._state is RunState.RUNNING:
+            self._crew.fail(StageError(Failure("gpu_error", reason, self._board.current)))
+
     def _overdue(self, error: StageError) -> None:
         self._crew.fail(error)
 

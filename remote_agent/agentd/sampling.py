@@ -46,6 +46,7 @@ class Sampler:
     ) -> None:
         self._reaper, self._commands, self._log_descriptor = reaper, commands, log_descriptor
         self._on_finding, self._times = on_finding, times or SamplerTimes()
+        self.on_report: Callable[[SamplerReport], None] = lambda report: None
         self.status: Status = "starting"
         self.report: SamplerReport | None = None
         self.known = asyncio.Event()
@@ -151,6 +152,7 @@ class Sampler:
         self.known.set()
         self._next_report.set()
         self._next_report = asyncio.Event()
+        self.on_report(message)
         for finding in message.findings:
             if finding not in self._told and len(self._told) < 1000:
                 self._told.add(finding)

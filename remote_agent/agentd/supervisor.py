@@ -12,9 +12,11 @@ from typing import NoReturn
 
 from remote_agent import __version__
 from remote_agent.agentd import hostfacts
+from remote_agent.agentd.accounting import account
 from remote_agent.agentd.capacity import Slots
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.gpu_errors import GpuErrors
 from remote_agent.agentd.gpu_locks import GpuLocks
 from remote_agent.agentd.journal import Journal
 from remote_agent.agentd.keeping import KeeperLink
@@ -86,6 +88,8 @@ class Supervisor:
             state, run_directory, self._reaper, commands, log_descriptor, self.options.devices_folder
         )
         self._residents = Residents(self.events, self._keeper)
+        damage = GpuErrors(state.root / "gpu_errors.json", self.boot_id, self.events.emit, self._gpu_damaged)
+        self.sampler.on_report = damage.take_in
         workers = Workers(self._reaper, commands, self._zygotes)
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(
@@ -175,6 +179,7 @@ class Supervisor:
         start_ns = time.monotonic_ns()
         total, available = hostfacts.memory_bytes()
         report = self.sampler.report
+        gpus, unexplained = account(report.gpus if report else (), self._residents.all())
         return Probe(
             hostfacts.hostname(),
             os.uname().release,
@@ -184,8 +189,8 @@ class Supervisor:
             self.sampler.status,
             report.driver_version if report else None,
             report.cuda_version if report else None,
-            report.gpus if report else (),
-            report.findings if report else (),
+            gpus,
+            (*(report.findings if report else ()), *unexplained),
             time.monotonic_ns() - start_ns,
         )
 
@@ -262,6 +267,11 @@ class Supervisor:
             task.cancel()
         self.events.close()
         self._reaper.stop()
+
+    def _gpu_damaged(self, uuid: str, reason: str) -> None:
+        for run in self._runs.values():
+            run.device_failed(uuid, reason)
+        self._residents.lose(uuid, reason)
 
     def _progress(self, progress: Progress) -> None:
         self.on_progress(progress)

@@ -451,7 +451,11 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as NVML describes it. ``unified``: memory is the host's own (GB10 and kin)."""
+    """One GPU as NVML describes it. ``unified``: memory is the host's own (GB10 and kin).
+
+    ``memory_reserved_bytes``: of what is used, the driver's own. ``memory_unexplained_bytes``: at least so much of it
+    has neither a process that shows on the host nor a warm model of this agent; only an agent tells it.
+    """
 
     uuid: str
     index: int
@@ -469,6 +473,8 @@ class Gpu:
     ecc_uncorrected: int | None = None
     compute_capability: str | None = None
     processes: tuple[GpuProcess, ...] = ()
+    memory_reserved_bytes: int | None = None
+    memory_unexplained_bytes: int | None = None
 
 
 @dataclass(frozen=True)
