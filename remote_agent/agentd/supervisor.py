@@ -77,7 +77,7 @@ class Supervisor:
     ) -> None:
         self.options = options or Options()
         commands = commands or Commands()
-        self._root, self.boot_id = state.root, hostfacts.boot_id()
+        self._root, self.cache, self.boot_id = state.root, state.cache, hostfacts.boot_id()
         self._reaper = reaper or Reaper()
         self.journal = Journal(state.journal, hostfacts.machine_id(), self.options.journal)
         self.events = EventLog(self.journal)

@@ -28,6 +28,11 @@ def _outside(name: str, value: int, most: int) -> Iterator[str]:
         yield f"{name}: {value} is not within 1..{most}"
 
 
+def _not_whole(name: str, path: str | None) -> Iterator[str]:
+    if path is not None and (not path.startswith(("/", "~/")) or "\0" in path):
+        yield f"{name}: {path[:80]!r} must be a whole path on the host, or begin with ~/"
+
+
 class Tier(str, enum.Enum):
     """How warm a model is on a node, coldest first."""
 
@@ -664,6 +669,67 @@ class ReleaseResult:
 
 
 @dataclass(frozen=True)
+class CacheEntry:
+    """One complete warm-up in a compile cache. ``key``: what it depends on, in named parts, each cut to 80 characters.
+
+    ``size_bytes``: of what is there of it, shared with other keys or not; ``missing``: files that are gone.
+    """
+
+    digest: str
+    model: str
+    created_unix_s: int
+    used_unix_s: int
+    size_bytes: int
+    missing: int = 0
+    key: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CacheListParams(Checked):
+    """``directory``: on the host; None for the agent's own."""
+
+    directory: str | None = None
+
+    def value_problems(self) -> Iterator[str]:
+        yield from _not_whole("directory", self.directory)
+
+
+@dataclass(frozen=True)
+class CacheListResult:
+    """``size_bytes``: of all that the cache has there, recorded under a key or not."""
+
+    directory: str
+    entries: tuple[CacheEntry, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class CacheClearParams(Checked):
+    """What to clear: one key, by how its digest begins, everything, or what was not used for so long."""
+
+    digest: str | None = None
+    everything: bool = False
+    older_than_s: float | None = None
+    directory: str | None = None
+
+    def value_problems(self) -> Iterator[str]:
+        yield from _not_whole("directory", self.directory)
+        if [self.digest is not None, self.everything, self.older_than_s is not None].count(True) != 1:
+            yield "digest: name one of digest, everything and older_than_s"
+        if self.digest is not None and not re.fullmatch(r"[0-9a-f]{4,32}", self.digest):
+            yield f"digest: {self.digest[:40]!r} must be 4..32 hexadecimal digits"
+        if self.older_than_s is not None and not 0 <= self.older_than_s <= 1e10:
+            yield f"older_than_s: {self.older_than_s} is not within 0..1e10"
+
+
+@dataclass(frozen=True)
+class CacheClearResult:
+    directory: str
+    cleared: tuple[CacheEntry, ...]
+    freed_bytes: int
+
+
+@dataclass(frozen=True)
 class ShutdownParams:
     """``keeper``: end the keeper too. Refused while something is held or runs, unless ``force``.
 
@@ -692,6 +758,8 @@ METHODS: dict[str, Method] = {
     "run.get": Method(RunUidParams, RunResult),
     "resident.list": Method(Empty, ResidentListResult),
     "resident.release": Method(ReleaseParams, ReleaseResult),
+    "cache.list": Method(CacheListParams, CacheListResult),
+    "cache.clear": Method(CacheClearParams, CacheClearResult),
     "shutdown": Method(ShutdownParams, Empty),
 }
 
