@@ -35,6 +35,7 @@ class Options:
 
     ``keeper_s``: how often it asks the keeper what it holds and who is attached. ``lock_folders``: where the locks of
     GPUs may lie, the first that fits. ``hold_budgets``: what may be held on each device, beside what a run says.
+    ``idle_s``: how long nothing must have run before a process is made ready for the next run's preflight.
     """
 
     heartbeat_s: float = 2.0
@@ -42,6 +43,7 @@ class Options:
     progress_s: float = 0.1
     watch_s: float = 1.0
     keeper_s: float = 1.0
+    idle_s: float = 1.0
     runs_kept: int = KEEP
     devices_folder: Path = Path("/dev")
     hold_budgets: tuple[Budget, ...] = ()

@@ -10,6 +10,7 @@ from remote_agent.agentd.capacity import Slots
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.gpu_locks import GpuLocks
 from remote_agent.agentd.paths import StateDir
+from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.sampling import Sampler
 from remote_agent.agentd.store import RunStore
@@ -35,6 +36,7 @@ class Services:
     slots: Slots
     gpu_locks: GpuLocks
     workers: Workers
+    preflights: Preflights
     residents: Residents
     keeper: Keeper
     hold_budgets: tuple[Budget, ...]

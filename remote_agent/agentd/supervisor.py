@@ -24,6 +24,7 @@ from remote_agent.agentd.ledger import interrupted
 from remote_agent.agentd.lifecycle import RunEvent
 from remote_agent.agentd.options import Options
 from remote_agent.agentd.paths import StateDir
+from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.processes import end, left_behind
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.residents import Residents
@@ -91,6 +92,7 @@ class Supervisor:
         damage = GpuErrors(state.root / "gpu_errors.json", self.boot_id, self.events.emit, self._gpu_damaged)
         self.sampler.on_report = damage.take_in
         workers = Workers(self._reaper, commands, self._zygotes)
+        self._preflights = Preflights(self._reaper, commands, log_descriptor, self.options.idle_s)
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(
             state,
@@ -100,6 +102,7 @@ class Supervisor:
             Slots(),
             GpuLocks(self.events, self.options.lock_folders),
             workers,
+            self._preflights,
             self._residents,
             self._keeper,
             self.options.hold_budgets,
@@ -117,6 +120,7 @@ class Supervisor:
         self.events.emit(DaemonStarted(__version__, self.boot_id, os.getpid()))
         self._end_what_was_left()
         self._keeper.start()
+        self._preflights.agent_is_idle()
         self._watching = [
             asyncio.ensure_future(self.sampler.supervise()),
             asyncio.ensure_future(self._residents.kept.watch(self.options.keeper_s)),
@@ -200,6 +204,7 @@ class Supervisor:
             "agentd": os.getpid(),
             "keeper": self._keeper.pid,
             "sampler": self.sampler.pid,
+            "preflight": self._preflights.pid,
         }
         processes.update({f"zygote {index}": pid for index, pid in enumerate(self._zygotes.pids, 1)})
         for run in self._runs.values():
@@ -244,6 +249,7 @@ class Supervisor:
         await asyncio.gather(*(run.finished.wait() for run in list(self._runs.values())))
         await self._residents.end_all(reason)
         self._zygotes.stop()
+        self._preflights.stop()
         self.sampler.stop()
 
     def find_keeper(self) -> None:
@@ -279,6 +285,8 @@ class Supervisor:
     def _forget(self, run_uid: str) -> None:
         """Drop a run that has ended; its record is in the store."""
         del self._runs[run_uid], self._tasks[run_uid]
+        if not self._runs and not self._closing:
+            self._preflights.agent_is_idle()
 
     def _refuse_unsupported(self, params: RunStartParams) -> None:
         recipe = params.recipe

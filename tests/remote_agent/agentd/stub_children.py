@@ -101,7 +101,9 @@ def preflight(line: Line) -> None:
     )
     size = next((int(word.split(":")[1]) for word in words if word.startswith("bytes:")), found.st_size)
     cached = size if "cached" in words else 0
-    line.send(PreflightReport(True, (shard,), size, 7, cached, None, {"headers": 1}))
+    line.send(PreflightReport(True, (shard,), size, 7, cached, None, {"headers": 1, "pid": os.getpid()}))
+    if "preflight:linger" in words:
+        line.wait_for_end()
 
 
 def worker(line: Line) -> None:
