@@ -103,14 +103,15 @@ def attach(
         Path(socket) if socket is not None else StateDir(Path(state_dir) if state_dir else default_root(os.environ))
     )
     wanted = None if device is None else _uuid_of(device)
+    instead = model if load and fallback is None else fallback
     try:
-        found = _attach(address, os.fspath(model), wanted, verify)
+        return _with_private(_attach(address, os.fspath(model), wanted, verify), private)
     except (NotResidentError, ResidentLostError) as error:
-        instead = model if load and fallback is None else fallback
         if instead is None:
             raise
-        found = _load(Path(instead), device, str(error))
-    return _with_private(found, private)
+        reason = str(error)
+    # Not while the error is handled: its traceback keeps memory that was lost mapped, beside what is loaded.
+    return _with_private(_load(Path(instead), device, reason), private)
 
 
 def _attach(address: KeeperAddress, model: str, device: str | None, verify: bool) -> Attached:
@@ -140,7 +141,7 @@ def _find(address: KeeperAddress, model: str, device: str | None) -> Manifest:
 
 
 def _manifests(address: KeeperAddress) -> list[Manifest]:
-    """Return every resident's manifest; one that can't be read, or goes meanwhile, is nobody's model."""
+    """Return every resident's manifest; one that can't be read, is of another name, or goes meanwhile, is nobody's."""
     try:
         names = [one.name for one in list_residents(address)]
     except KeeperGoneError as error:
@@ -152,11 +153,13 @@ def _manifests(address: KeeperAddress) -> list[Manifest]:
         except KeeperRefusedError:
             continue
         try:
-            found.append(read_manifest(reply.descriptors[0])[0])
-        except (ResidentLostError, IndexError):
+            manifest, _ = read_manifest(reply.descriptors[0])
+        except ResidentLostError:
             continue
         finally:
             reply.close()
+        if manifest.name == name:
+            found.append(manifest)
     return found
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from remote_agent.agentd.capacity import WORTH_SAYING_BYTES, gigabytes, unexplained_bytes
+from remote_agent.agentd.capacity import WORTH_SAYING_BYTES, unexplained_bytes
+from remote_agent.loader.problems import gigabytes
 from remote_agent.protocol.messages import Finding, Gpu, Resident
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from remote_agent.agentd import hostfacts
-from remote_agent.agentd.capacity import CPU, gigabytes
+from remote_agent.agentd.capacity import CPU, lies_on
 from remote_agent.agentd.services import Services
 from remote_agent.errors import StageError
+from remote_agent.loader.problems import gigabytes
 from remote_agent.protocol.budget import Budget
 from remote_agent.protocol.messages import Failure, Resident
 
@@ -54,7 +55,7 @@ class Room:
     def _check(self, unseen_bytes: int, idle_bytes: int) -> None:
         """Raises: StageError unless all fits. ``unseen_bytes``: free beyond what the driver said last."""
         self._check_memory(self._needed_bytes - unseen_bytes)
-        held = [one for one in self._services.residents.held_besides(self._run_uid) if one.device == self._device]
+        held = [one for one in self._services.residents.held_besides(self._run_uid) if lies_on(one) == self._device]
         check_budgets(self._device, self._needed_bytes - idle_bytes, self._total_bytes(), held, self._budgets)
 
     def _total_bytes(self) -> int | None:

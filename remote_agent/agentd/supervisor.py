@@ -292,9 +292,6 @@ class Supervisor:
         recipe = params.recipe
         if self._closing:
             raise RefusedError("stopping", "the agent is ending")
-        if recipe.target_tier not in ("standby", "resident"):
-            text = f"target_tier {recipe.target_tier} is not supported yet: use standby or resident"
-            raise RefusedError("unsupported", text)
         if recipe.model.adapter != "native":
             raise RefusedError("unsupported", f"adapter {recipe.model.adapter} is not supported yet: use native")
         if not recipe.model.path.startswith(("/", "~")):

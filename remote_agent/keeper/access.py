@@ -13,6 +13,7 @@ client, so that a change counts at once; a line that can't be read lets nobody i
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -23,6 +24,7 @@ from remote_agent.keeper.words import FOR_OTHERS
 
 SOCKET_NAME = "attach.sock"
 FILE_LIMIT_BYTES = 1 << 16
+_ID = re.compile(r"[0-9]{1,10}")
 
 
 class AccessError(Exception):
@@ -54,7 +56,7 @@ def read_access(path: Path) -> Access:
     for number, line in enumerate(lines, 1):
         word, _, value = line.partition("#")[0].strip().partition(" ")
         value = value.strip()
-        if word in numbers and value.isascii() and value.isdigit():
+        if word in numbers and _ID.fullmatch(value):
             numbers[word].add(int(value))
         elif word == "directory" and value.startswith("/"):
             directory = Path(value)
@@ -97,6 +99,6 @@ def bind_for_others(directory: Path) -> socket.socket:
         except BaseException:
             listener.close()
             raise
-    except OSError as error:
-        raise AccessError(f"{path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a zero byte, or what the locale can't write
+        raise AccessError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return listener

@@ -7,7 +7,6 @@ import fcntl
 import os
 import resource
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, KEEPER_SOCKET_NAME, Stat
 from remote_agent.errors import StateDirError
 from remote_agent.keeper import ALREADY_RUNS
 from remote_agent.keeper.access import AccessError, admit_attacher, bind_for_others, read_access
+from remote_agent.keeper.complaint import complain
 from remote_agent.keeper.devices import DeviceHold
 from remote_agent.keeper.fdstore import DescriptorStore, take_stored
 from remote_agent.keeper.holdings import LEASES_MAX, TOTAL_MAX, Holdings
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         state = StateDir(options.state_dir)
         directory = state.open_run()
     except StateDirError as error:
-        print(f"keeper: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
@@ -83,10 +83,10 @@ class AttachSocket:
         self._complaint = ""
 
     def settle(self) -> None:
-        """Listen where the file says now; what can't be done is said once."""
+        """Listen where the file says now, again where the socket was removed; what can't be done is said once."""
         try:
             directory = read_access(self._file).directory
-            if directory != self._directory:
+            if directory != self._directory or self._is_removed():
                 self.close()
                 if directory is not None:
                     self._listener = bind_for_others(directory)
@@ -95,15 +95,24 @@ class AttachSocket:
             self._complaint = ""
         except AccessError as error:
             if self._complaint != str(error):
-                print(f"keeper: {error}", file=sys.stderr, flush=True)
+                complain(str(error))
             self._complaint = str(error)
+
+    def _is_removed(self) -> bool:
+        try:
+            return self._listener is not None and identity(Path(self._listener.getsockname())) is None
+        except OSError:
+            return False  # it can't be told now
 
     def close(self) -> None:
         """Listen no longer and take the socket away."""
         if self._listener is not None:
             path = Path(self._listener.getsockname())
             self._server.remove(self._listener)
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                complain(f"{path}: {error.strerror}")
         self._listener = self._directory = None
 
 

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from remote_agent import resident_client
 from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import DeviceError, KeeperError, NotResidentError, ResidentLostError
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
+from remote_agent.loader.load import Loaded, load
+from remote_agent.resident.manifest import write_manifest
 from remote_agent.resident_client import Attached, attach
 from tests.remote_agent import checkpoints
 from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, eventually
@@ -209,6 +213,29 @@ def test_memory_whose_bytes_are_others_is_lost(keeper: int, state: StateDir, mod
         assert "checksum" in (attached.reason or "")
 
 
+def test_what_is_lost_is_not_mapped_beside_what_is_loaded_instead(
+    keeper: int, state: StateDir, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device need not have room for a model twice."""
+    keeping, keepable = keeping_for(state, model), load_shared(model, resident_client.CpuDevice())
+    object.__setattr__(keepable, "checksum", "00" * 16)
+    keeping.keep(keepable)
+    keepable.memory.close()
+    del keepable
+    gc.collect()
+    maps: list[str] = []
+
+    def load_and_look(*args: Any, **options: Any) -> Loaded:
+        maps.append(Path("/proc/self/maps").read_text())
+        return load(*args, **options)
+
+    monkeypatch.setattr(resident_client, "load_checkpoint", load_and_look)
+    with attach("tiny", state_dir=state.root, fallback=model, device="cpu") as attached:
+        assert "checksum" in (attached.reason or "")
+
+    assert ["glowplug-weights" in one for one in maps] == [False]
+
+
 def test_a_manifest_that_lies_is_nobody_s_model(
     resident: str,
     state: StateDir,
@@ -226,6 +253,21 @@ def test_a_manifest_that_lies_is_nobody_s_model(
     gc.collect()
     assert at_rest(keeper) == before
     assert len(os.listdir("/proc/self/fd")) == ours  # noqa: PTH208
+
+
+def test_a_manifest_under_another_name_is_nobody_s_model(resident: str, state: StateDir, model: Path) -> None:
+    """What it calls itself is not said to the keeper, nor offered to anybody."""
+    keepable = load_shared(model, resident_client.CpuDevice())
+    manifest = replace(keeping_for(state, model)._manifest(keepable), name="llamé\ndrop! other", recipe="liar")
+    descriptors = [write_manifest(manifest, keepable.entries), keepable.memory.export()]
+    ask(KeeperAddress(state), "put liar@cpu", descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    keepable.memory.close()
+
+    with pytest.raises(NotResidentError) as caught:
+        attach("liar", state_dir=state.root)
+    assert caught.value.resident == (resident,)
 
 
 def test_another_user_s_socket_is_enough(resident: str, state: StateDir, tmp_path: Path) -> None:

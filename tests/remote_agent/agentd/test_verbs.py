@@ -85,10 +85,10 @@ def test_a_recipe_that_cannot_be_used_is_a_usage_error(agent: Agent, content: st
 
 def test_a_run_that_is_not_supported_is_a_usage_error(agent: Agent) -> None:
     """What the agent refuses is one line on stderr; exit code 2 where the recipe can never work."""
-    done = verb(agent, "run", recipe_file(agent, target_tier="host"))
+    done = verb(agent, "run", recipe_file(agent, model={"path": str(agent.model), "adapter": "engine"}))
 
     assert done.returncode == 2
-    assert "target_tier host is not supported yet" in done.stderr
+    assert "adapter engine is not supported yet" in done.stderr
 
 
 def test_a_relative_model_starts_at_the_folder_of_the_recipe(agent: Agent) -> None:

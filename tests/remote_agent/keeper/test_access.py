@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import KeeperError, KeeperRefusedError
 from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
 from remote_agent.keeper.client import KeeperAddress, ask, lease, list_residents
-from tests.remote_agent.agentd.agents import eventually
-from tests.remote_agent.keeper.keepers import content_of, put
+from tests.remote_agent.agentd.agents import REPOSITORY, eventually
+from tests.remote_agent.keeper.keepers import NOBODY, answering, content_of, put, someone_else
 
-NOBODY, A_GROUP = 65534, 54321
+A_GROUP = 54321
 
 
 @pytest.fixture
@@ -28,23 +29,6 @@ def entrance() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
-
-
-@contextmanager
-def someone_else(groups: tuple[int, ...] = ()) -> Iterator[None]:
-    """Be another user for a while."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    before = os.getgroups()
-    os.setgroups(groups)
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(before)
 
 
 def allow(state: StateDir, *lines: str) -> None:
@@ -111,6 +95,41 @@ def test_without_the_file_nobody_else_has_a_socket(address: KeeperAddress, state
     assert list_residents(address) == ()
 
 
+@pytest.mark.parametrize("with_directory", [False, True])
+def test_a_removed_socket_is_made_again(
+    address: KeeperAddress, state: StateDir, entrance: Path, with_directory: bool
+) -> None:
+    """What tidies a directory up, or makes it anew, shuts nobody out for ever."""
+    folder = entrance / "run"
+    folder.mkdir()
+    allow(state, f"directory {folder}")
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens for others")
+    (folder / SOCKET_NAME).unlink()
+    if with_directory:
+        folder.rmdir()
+        folder.mkdir()
+
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens again")
+    assert list_residents(others_address(folder)) == ()
+
+
+def test_a_socket_that_cannot_be_taken_away_ends_no_keeper(
+    address: KeeperAddress, state: StateDir, entrance: Path
+) -> None:
+    """Nobody is let in by then, and what is held stays."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    elsewhere = entrance / "elsewhere"
+    elsewhere.mkdir()
+    allow(state, f"directory {entrance}")
+    eventually((entrance / SOCKET_NAME).is_socket, "the keeper listens for others")
+    (entrance / SOCKET_NAME).unlink()
+    (entrance / SOCKET_NAME).mkdir()
+    allow(state, f"directory {elsewhere}")
+
+    eventually((elsewhere / SOCKET_NAME).is_socket, "the keeper listens elsewhere")
+    assert [one.name for one in list_residents(address)] == ["llama@cpu"]
+
+
 def test_a_list_says_who_and_where(tmp_path: Path) -> None:
     """Comments and blank lines are nobody."""
     file = tmp_path / "attach.allow"
@@ -121,7 +140,9 @@ def test_a_list_says_who_and_where(tmp_path: Path) -> None:
     assert read_access(tmp_path / "nothing") == Access()
 
 
-@pytest.mark.parametrize("line", ["uid alice", "uid -1", "directory run", "everyone", "uid", "uid ²"])
+@pytest.mark.parametrize(
+    "line", ["uid alice", "uid -1", "directory run", "everyone", "uid", "uid ²", f"uid {'9' * 5000}"]
+)
 def test_a_list_that_is_not_understood_lets_nobody_in(tmp_path: Path, line: str) -> None:
     """The line is named."""
     file = tmp_path / "attach.allow"
@@ -130,6 +151,24 @@ def test_a_list_that_is_not_understood_lets_nobody_in(tmp_path: Path, line: str)
 
     with pytest.raises(AccessError, match=r"attach\.allow, line 2: "):
         read_access(file)
+
+
+def test_a_directory_that_cannot_be_is_complained_of_and_the_keeper_goes_on(state: StateDir, devices: Path) -> None:
+    """Neither such a line nor a log on a full disk takes the residents away."""
+    allow(state, "directory /tmp/zero\0byte")
+    arguments = ["--state-dir", str(state.root), "--devices", str(devices)]
+    with (
+        Path("/dev/full").open("wb") as full,
+        subprocess.Popen(
+            [sys.executable, "-m", "remote_agent", "keeper", *arguments], cwd=REPOSITORY, stderr=full
+        ) as process,
+    ):
+        try:
+            assert answering(state)
+            put(KeeperAddress(state), "llama@cpu", b"manifest", b"weights")
+            assert [one.name for one in list_residents(KeeperAddress(state))] == ["llama@cpu"]
+        finally:
+            process.kill()
 
 
 def test_a_list_that_others_may_write_is_no_list(tmp_path: Path) -> None:
