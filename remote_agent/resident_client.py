@@ -89,7 +89,7 @@ def attach(
     load: bool = False,
     fallback: AnyPath | None = None,
 ) -> Attached:
-    """Return the tensors of a resident model; nothing is copied but those named ``private``, which may be written.
+    """Return the tensors of a resident model; nothing is copied but what ``private`` names, to be written.
 
     ``model``: a recipe's name, the model's path, or the resident's own name. ``device``: ``cpu``, ``cuda:N`` as this
     process counts, or a UUID; needed where a model is resident on several. ``verify``: compare a sampled checksum.
@@ -172,7 +172,7 @@ def _is_called(manifest: Manifest, model: str) -> bool:
 def _absolute(path: str) -> Path:
     try:
         return Path(path).expanduser().resolve()
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, ValueError):
         return Path(path)
 
 
@@ -218,7 +218,7 @@ def _load(path: Path, device: str | None, reason: str) -> Attached:
 
 
 def _with_private(found: Attached, private: Iterable[str]) -> Attached:
-    names = tuple(private)
+    names = (private,) if isinstance(private, str) else tuple(private)
     tensors = dict(found.tensors)
     unknown = [name for name in names if name not in tensors]
     if unknown:

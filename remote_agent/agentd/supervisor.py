@@ -194,7 +194,7 @@ class Supervisor:
             report.driver_version if report else None,
             report.cuda_version if report else None,
             gpus,
-            (*(report.findings if report else ()), *unexplained),
+            (*(report.findings if report else ()), *unexplained, *self.events.findings()),
             time.monotonic_ns() - start_ns,
         )
 

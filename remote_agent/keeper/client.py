@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from remote_agent.agentd.paths import KEEPER_SOCKET_NAME, StateDir, socket_address
-from remote_agent.errors import KeeperError, KeeperGoneError, KeeperRefusedError
+from remote_agent.errors import KeeperError, KeeperGoneError, KeeperRefusedError, StateDirError
 from remote_agent.keeper.holdings import DESCRIPTORS_MAX
 from remote_agent.keeper.sockets import receive
 
@@ -71,7 +71,8 @@ class KeeperAddress:
             link.settimeout(PATIENCE_S)
         except BaseException as error:
             link.close()
-            if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+            why = error.__cause__ if isinstance(error, StateDirError) else error  # no directory, no keeper in it
+            if isinstance(why, (FileNotFoundError, ConnectionRefusedError)):
                 raise KeeperGoneError(f"no keeper listens at {self}") from error
             if isinstance(error, OSError):
                 raise KeeperError(f"the keeper at {self} can't be reached: {error}") from error

@@ -1,13 +1,15 @@
-"""The keeper's words for whoever reads its log."""
+"""What the keeper says in its log."""
 
 from __future__ import annotations
 
-import sys
+import os
+
+LOG_DESCRIPTOR = 2
 
 
-def complain(text: str) -> None:
-    """Write one line to stderr; never raises: a full disk must not take the residents with it."""
+def complain(text: object) -> None:
+    """Write a line to the log. A log that takes nothing, as on a full disk, costs no resident: the line is lost."""
     try:
-        print(f"keeper: {text}", file=sys.stderr, flush=True)
+        os.write(LOG_DESCRIPTOR, f"keeper: {text}\n".encode("utf-8", "backslashreplace"))
     except OSError:
         pass

@@ -362,6 +362,10 @@ class Finding:
     text: str
 
 
+JOURNAL_UNWRITABLE = "journal_unwritable"
+"""Code of a refusal, and of a probe's finding: what happens is told only once the host's disk takes it."""
+
+
 @dataclass(frozen=True)
 class UnknownData:
     """Event data that this version can't read; kept, never guessed at.

@@ -18,9 +18,13 @@ from remote_agent.client import Client, open_client
 from remote_agent.errors import RefusedError
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import (
+    JOURNAL_UNWRITABLE,
     Actor,
+    Empty,
     Event,
     Finding,
+    Heartbeat,
+    Probe,
     ReleaseParams,
     ReleaseResult,
     RunFinished,
@@ -132,8 +136,11 @@ def _tell(line: str) -> None:
 
 
 def _wait(client: Client, run_uid: str, show: Callable[[str], None]) -> RunRecord:
+    is_told = False
     for notification in client.notifications():
         event = notification.params
+        if isinstance(event, Heartbeat) and not is_told:
+            is_told = _tell_delay(client)
         if not isinstance(event, Event) or event.run_uid != run_uid:
             continue
         if isinstance(event.data, RunFinished):
@@ -143,6 +150,15 @@ def _wait(client: Client, run_uid: str, show: Callable[[str], None]) -> RunRecor
         if isinstance(event.data, Finding):
             show(f"  {event.data.severity}: {event.data.text}")
     raise RefusedError("no_end", "the agent stopped telling")  # notifications() does not end by itself
+
+
+def _tell_delay(client: Client) -> bool:
+    """Tell a person that the agent holds events back, and return whether it does."""
+    findings = client.call("probe", Empty(), Probe).findings
+    delays = [finding.text for finding in findings if finding.code == JOURNAL_UNWRITABLE]
+    for text in delays:
+        _tell(f"{text}; the run goes on, 'status' shows it")
+    return bool(delays)
 
 
 def _stage_line(stage: StageRecord) -> str:

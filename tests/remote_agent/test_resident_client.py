@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import remote_agent
 from remote_agent import resident_client
 from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
-from remote_agent.errors import DeviceError, KeeperError, NotResidentError, ResidentLostError
+from remote_agent.errors import DeviceError, KeeperError, NotResidentError, ResidentLostError, StateDirError
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.loader.load import Loaded, load
 from remote_agent.resident.manifest import write_manifest
@@ -118,8 +118,8 @@ def test_private_tensors_may_be_written_and_no_other_process_sees_it(
     resident: str,
     state: StateDir,
 ) -> None:
-    """They are copies; an unknown name is refused."""
-    with attach("tiny", state_dir=state.root, private=["long"]) as attached:
+    """They are copies; one name is a name, not its letters; an unknown name is refused."""
+    with attach("tiny", state_dir=state.root, private="long") as attached:
         attached.tensors["long"].zero_()
         with attach("tiny", state_dir=state.root) as other:
             assert torch.equal(other.tensors["long"], SEVERAL_DTYPES["long"])
@@ -159,12 +159,21 @@ def test_what_is_not_resident_is_said_with_what_is(resident: str, state: StateDi
     assert caught.value.resident == (resident,)
     with pytest.raises(NotResidentError, match="tiny is not resident on GPU-1; resident is:"):
         attach("tiny", state_dir=state.root, device="GPU-1")
+    with pytest.raises(NotResidentError, match="is not resident; resident is:"):
+        attach("/models/\0tiny", state_dir=state.root)
 
 
-def test_without_a_keeper_nothing_is_resident(state: StateDir) -> None:
-    """A host on which no agent ever ran is no other case."""
-    with pytest.raises(NotResidentError, match="nothing is resident: no keeper listens at"):
-        attach("tiny", state_dir=state.root)
+def test_without_a_keeper_nothing_is_resident(state: StateDir, tmp_path: Path, model: Path) -> None:
+    """A host on which no agent ever ran, without a state directory, is no other case: a fallback is loaded."""
+    never = tmp_path / "home" / "glowplug-agent"
+    for root in (state.root, never):
+        with pytest.raises(NotResidentError, match=f"nothing is resident: no keeper listens at {root}/run"):
+            attach("tiny", state_dir=root)
+    with attach("tiny", state_dir=never, fallback=model, device="cpu") as attached:
+        assert equal(attached, SEVERAL_DTYPES)
+    state.run.chmod(0o755)
+    with pytest.raises(StateDirError, match="mode 0755 lets others in"):
+        attach("tiny", state_dir=state.root, fallback=model)
 
 
 def test_a_name_that_means_several_is_not_guessed(

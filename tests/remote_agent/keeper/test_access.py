@@ -16,7 +16,7 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import KeeperError, KeeperRefusedError
 from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
 from remote_agent.keeper.client import KeeperAddress, ask, lease, list_residents
-from tests.remote_agent.agentd.agents import REPOSITORY, eventually
+from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, eventually
 from tests.remote_agent.keeper.keepers import NOBODY, answering, content_of, put, someone_else
 
 A_GROUP = 54321
@@ -83,6 +83,49 @@ def test_the_control_socket_is_out_of_reach_for_other_users(address: KeeperAddre
 
     with someone_else(), pytest.raises(KeeperError, match="can't be reached"):
         ask(KeeperAddress(state.run / "keeper.sock"), "list")
+
+
+@pytest.mark.parametrize("what", ["socket", "directory"])
+def test_a_socket_that_was_taken_away_comes_back(
+    address: KeeperAddress, state: StateDir, entrance: Path, what: str
+) -> None:
+    """Alone, or with its directory, as a clean-up of /run does."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    folder = entrance / "run"
+    folder.mkdir(0o755)
+    allow(state, f"directory {folder}")
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+    if what == "socket":
+        (folder / SOCKET_NAME).unlink()
+    else:
+        shutil.rmtree(folder)
+        folder.mkdir(0o755)
+
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens again")
+    assert [one.name for one in list_residents(others_address(folder))] == ["llama@cpu"]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "directory /nowhere/at/all", "directory /a\0b", "uid " + "1" * 6000])
+def test_a_complaint_that_can_t_be_written_costs_no_resident(state: StateDir, line: str) -> None:
+    """A bad line while the log's disk is full; once it is put right, others are let in."""
+    allow(state, line)
+    with open("/dev/full", "wb") as full:
+        arguments = ["--state-dir", str(state.root), "--devices", "/nowhere"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "remote_agent", "keeper", *arguments], cwd=REPOSITORY, stderr=full
+        )
+    try:
+        answering(state)
+        put(KeeperAddress(state), "llama@cpu", b"manifest", b"weights")
+        (state.root / "others").mkdir(0o755)
+        allow(state, f"directory {state.root / 'others'}")
+        eventually((state.root / "others" / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+        assert [one.name for one in list_residents(KeeperAddress(state))] == ["llama@cpu"]
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
 
 
 def test_without_the_file_nobody_else_has_a_socket(address: KeeperAddress, state: StateDir, entrance: Path) -> None:
@@ -188,3 +231,20 @@ def test_a_directory_where_others_could_replace_the_socket_is_refused(entrance: 
         bind_for_others(entrance)
     with pytest.raises(AccessError, match="No such file"):
         bind_for_others(entrance / "missing")
+
+
+def test_the_socket_has_its_name_only_once_everybody_can_connect(
+    entrance: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is seen before it is open to others would refuse them."""
+    seen: list[tuple[bool, int]] = []
+    rename = Path.rename
+
+    def look(self: Path, target: Path) -> Path:
+        seen.append((target.exists(), self.stat().st_mode & 0o777))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", look)
+    with bind_for_others(entrance):
+        assert seen == [(False, 0o666)]
+        assert [entry.name for entry in entrance.iterdir()] == [SOCKET_NAME]
