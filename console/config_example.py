@@ -10,6 +10,7 @@ EXAMPLE = """\
 # known_hosts = "known_hosts"   # only this file, in place of ~/.ssh/known_hosts and the system's
 # ssh_config = true             # ask `ssh -G` for what is not set here
 # state_directory = "~/.local/state/glowplug-agent"
+# hold_budget = "80%"           # what warm models may take of each device, or "60 GB"; more is refused or makes room
 python = "python3"              # the host's own GPU Python, or an argv: ["conda", "run", "-n", "gpu", "python"]
 parallel = 4                    # runs at one time when several nodes are warmed
 connect_timeout_s = 20

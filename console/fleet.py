@@ -27,6 +27,10 @@ from db.queries import History
 from db.writer import Writer
 from remote_agent.protocol.messages import (
     Actor,
+    CacheClearParams,
+    CacheClearResult,
+    CacheListParams,
+    CacheListResult,
     Probe,
     Recipe,
     ReleaseParams,
@@ -257,6 +261,18 @@ class Fleet:
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
         return await session.status()
+
+    async def list_cache(self, node: str, directory: str | None = None) -> CacheListResult:
+        """Ask the node what a compile cache keeps. Raises: LinkError, RequestRefused."""
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        return await session.request("cache.list", CacheListParams(directory), CacheListResult)
+
+    async def clear_cache(self, node: str, params: CacheClearParams) -> CacheClearResult:
+        """Have the node clear what is named. Raises: LinkError; RequestRefused under a run, or without such a key."""
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        return await session.request("cache.clear", params, CacheClearResult)
 
     def retry_now(self, node: str) -> None:
         """Try to reach the node at once, whatever its link waits for."""

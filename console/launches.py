@@ -115,7 +115,9 @@ class Launches:
 
         Raises: RequestRefused; LinkError if it can't be reached, or never again.
         """
-        params = RunStartParams(launch.run_uid, launch.recipe, self._actor, session.node.python)
+        params = RunStartParams(
+            launch.run_uid, launch.recipe, self._actor, session.node.python, session.node.hold_budget
+        )
         while True:
             await session.until_connected(None if launch.is_sent else session.node.connect_timeout_s)
             if launch.is_sent and _is_accepted(session.state, launch.run_uid):

@@ -28,6 +28,7 @@ VERBS = {
     "run": ("remote_agent.verbs.run", "warm a recipe through every stage, without a console"),
     "status": ("remote_agent.verbs.status", "what runs and what is held here"),
     "release": ("remote_agent.verbs.release", "let go of warm models, or of the driver"),
+    "cache": ("remote_agent.verbs.cache", "what compile caches keep, and clear them"),
     "stop": ("remote_agent.verbs.stop", "end the agent"),
 }
 """Verbs for people: module (with ``main(argv) -> int``) and one line of help."""

@@ -85,6 +85,14 @@ def note_use(root: Path, record: WarmUp) -> None:
         pass  # taken away by another worker, or the directory can only be read
 
 
+def used_unix_s(root: Path, record: WarmUp) -> int:
+    """Return when a record was used last."""
+    try:
+        return int(_path_of(root, record.key).stat().st_mtime)
+    except OSError:
+        return record.finished_unix_s  # taken away meanwhile
+
+
 def find_missing(root: Path, files: tuple[CachedFile, ...]) -> tuple[CachedFile, ...]:
     """Return those of ``files`` that are not there in their recorded size."""
     return tuple(file for file in files if _size(root / file.path) != file.size_bytes)

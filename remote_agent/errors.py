@@ -8,6 +8,7 @@ AgentError
 ├── RefusedError         a request that was understood and is refused
 ├── RecipeError          a recipe file can't be used
 ├── StateDirError        the state directory can't be used or trusted
+├── LockFileError        a file can't serve as a lock among users
 ├── LaunchError          the agent can't be reached or started
 ├── SilentAgentError     an agent runs and does not answer
 ├── ConnectionLostError  the agent closed the connection
@@ -83,6 +84,10 @@ class RecipeError(AgentError):
 
 class StateDirError(AgentError):
     """The state directory can't be used, or others could reach into it."""
+
+
+class LockFileError(AgentError):
+    """A file that should be a lock among users can't be used; names it."""
 
 
 class LaunchError(AgentError):

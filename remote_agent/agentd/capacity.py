@@ -13,6 +13,9 @@ from remote_agent.protocol.messages import Failure, Gpu, Resident, Tier
 
 CPU = "cpu"
 
+WORTH_SAYING_BYTES = 1 << 30
+"""Memory that nobody is known for; less is the driver's own, as far as it does not say that itself."""
+
 
 def needs_sampler(wanted: Sequence[str]) -> bool:
     """Return whether the GPUs must be known to say what ``wanted`` means."""
@@ -66,7 +69,7 @@ def device_memory(
     device: str, report: SamplerReport | None, host_available_bytes: int, residents: Iterable[Resident]
 ) -> Memory:
     """Return what is free on a device; for the CPU and for unified memory that is the host's."""
-    ours = [resident for resident in residents if _lies_on(resident) == device]
+    ours = [resident for resident in residents if lies_on(resident) == device]
     # What descriptors hold has no process, and nvidia-smi shows none.
     by = {r: "descriptors" if r.pid is None else f"process {r.pid}" for r in ours}
     holders = [f"{r.recipe} of {r.owner} ({gigabytes(r.bytes)}, {by[r]})" for r in ours]
@@ -80,10 +83,28 @@ def device_memory(
         if process.pid not in known:
             size = "" if process.memory_bytes is None else f"{gigabytes(process.memory_bytes)}, "
             holders.append(f"{process.name or 'a process'} ({size}process {process.pid})")
+    nobody_bytes = unexplained_bytes(gpu, ours) or 0
+    if nobody_bytes >= WORTH_SAYING_BYTES:
+        holders.append(f"nobody known here ({gigabytes(nobody_bytes)}, no process)")
     return Memory(max(0, gpu.memory_total_bytes - gpu.memory_used_bytes), tuple(holders))
 
 
-def _lies_on(resident: Resident) -> str:
+def unexplained_bytes(gpu: Gpu, residents: Iterable[Resident]) -> int | None:
+    """Return what is used beyond the driver's own, the processes it names and ``residents``; None if nobody can tell.
+
+    It is the least: a standby's weights at the keeper may count as its process's as well.
+    """
+    sizes = {process.pid: process.memory_bytes for process in gpu.processes}
+    if gpu.unified or gpu.memory_used_bytes is None or None in sizes.values():
+        return None
+    explained = gpu.memory_reserved_bytes or 0
+    for one in residents:
+        if lies_on(one) == gpu.uuid:
+            explained += max(one.bytes, sizes.pop(one.pid, None) or 0) if one.pid is not None else one.bytes
+    return max(0, gpu.memory_used_bytes - explained - sum(size or 0 for size in sizes.values()))
+
+
+def lies_on(resident: Resident) -> str:
     """Return whose memory a resident's bytes take: shards that are cached or registered are the host's."""
     return CPU if resident.tier in (Tier.CACHED, Tier.HOST) else resident.device
 

@@ -37,6 +37,7 @@ class Crew:
         self._borrowed: dict[str, Worker] = {}
         self._ready: dict[str, WorkerReady] = {}
         self._mapped: dict[str, WorkerMaps] = {}
+        self._loaded: set[str] = set()
         self._all_ready = asyncio.Event()
         self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -159,6 +160,10 @@ class Crew:
     def _take_in(self, device: str, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerStage):
             self._board.from_worker(device, message, worker.zygote_reason)
+            if message.stage == "weights" and message.status.is_over:
+                self._loaded.add(device)
+                if self._loaded == self._workers.keys():
+                    self._services.gpu_locks.release(self._run_uid, has_loaded=True)
         elif isinstance(message, WorkerProgress):
             self._services.on_progress(self._board.progress(self._run_uid, device, message))
         elif isinstance(message, WorkerMaps):

@@ -28,7 +28,8 @@ class ReuseKey:
 class Held:
     """A warm model: a standby's, by its ``worker``, or the keeper's alone.
 
-    ``reason``: why it will be gone. ``is_dropped``: the keeper has let go of its part.
+    ``reason``: why it will be gone. ``is_dropped``: the keeper has let go of its part. ``used_wall_ns``: when a run or
+    an attached process was last seen to use it.
     """
 
     resident: Resident
@@ -38,6 +39,10 @@ class Held:
     reason: str | None = None
     is_dropped: bool = False
     timer: asyncio.TimerHandle | None = None
+    used_wall_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.used_wall_ns = self.used_wall_ns or self.resident.since_wall_ns
 
 
 class Holders:

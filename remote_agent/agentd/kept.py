@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 
 from remote_agent.agentd import hostfacts
@@ -89,6 +90,8 @@ class Kept:
         for held in self._holders:
             name = held.resident.name
             if name is not None and name in listed:
+                if listed[name].attached or held.resident.attached:
+                    held.used_wall_ns = time.time_ns()
                 self._holders.change(held, attached=len(listed[name].attached))
             elif held in before and name is not None:
                 self._take_away(held, self._why_missing(held.resident, had_keeper))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 
+from remote_agent.agentd.capacity import lies_on
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.holders import Held, Holders, ReuseKey
 from remote_agent.agentd.keeping import KeeperLink
@@ -131,20 +132,31 @@ class Residents:
                 except RefusedError as refusal:
                     self._tell_stale(held, reason, refusal)
 
-    def idle(self, device: str) -> tuple[Resident, ...]:
-        """Return what the keeper alone holds there and nobody is attached to, the least recently used first."""
-        there = [held.resident for held in self._holders if held.worker is None and held.resident.device == device]
-        return tuple(sorted((one for one in there if not one.attached), key=lambda one: one.since_wall_ns))
+    def held_besides(self, run_uid: str) -> tuple[Resident, ...]:
+        """Return what is held, but for what one run is using and takes over."""
+        return tuple(held.resident for held in self._holders if held.busy_with != run_uid)
 
-    async def let_go(self, resident: Resident, reason: str) -> bool:
+    def idle(self, device: str) -> tuple[Held, ...]:
+        """Return what nobody is attached to there and no run uses, the least recently used first."""
+        there = [held for held in self._holders if lies_on(held.resident) == device and not held.busy_with]
+        return tuple(sorted((held for held in there if not held.resident.attached), key=lambda held: held.used_wall_ns))
+
+    async def let_go(self, held: Held, reason: str) -> bool:
         """Let one go that nobody is attached to, and return whether it went."""
-        held = self._holders.of_name(resident.name)
+        if held.busy_with or held not in self._holders:
+            return False
         try:
-            if held is not None:
-                await self._release(held, reason)
+            await self._release(held, reason)
         except RefusedError:
             return False  # somebody attached just now
-        return held is not None
+        return held not in self._holders
+
+    def lose(self, device: str, reason: str) -> None:
+        """Drop everything on a device, attached or in use or not: its memory is not what it was."""
+        for held in self._holders:
+            if held.resident.device == device:
+                held.reason = held.reason or reason
+                self._background(self._drop_for_good(held, reason))
 
     async def release(
         self, run_uid: str | None, reason: str, force: bool = False, wait_s: float = 0.0
@@ -261,6 +273,14 @@ class Residents:
             log.info("%s, but %s", reason, refusal)
             if held in self._holders:
                 self._arm_in(RETRY_S, held, reason)
+
+    async def _drop_for_good(self, held: Held, reason: str) -> None:
+        while held in self._holders:
+            try:
+                await self._release(held, reason, force=True)
+            except RefusedError as refusal:
+                log.error("%s: %s", reason, refusal)
+                await asyncio.sleep(RETRY_S)
 
     def _tell_stale(self, held: Held, reason: str, refusal: RefusedError) -> None:
         finding = Finding("stale_resident", "warning", f"{reason}, but {refusal}")

@@ -18,11 +18,13 @@ from remote_agent.agentd.crew import Crew
 from remote_agent.agentd.holders import ReuseKey
 from remote_agent.agentd.lifecycle import RunEvent, next_run_state
 from remote_agent.agentd.reaper import Child
+from remote_agent.agentd.room import Room
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.stages import WORKER_STAGES, StageBoard
 from remote_agent.agentd.timeline import Figure, Figures, Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
+from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.internal import ShardIdentity
 from remote_agent.protocol.messages import (
     Failure,
@@ -45,6 +47,8 @@ log = logging.getLogger(__name__)
 
 SAMPLER_PATIENCE_S = 30.0
 PROBE_PATIENCE_S = 0.15
+FRESH_LOOK_S = 2.0
+"""How long a run waits for a look at the GPUs after another run's load; the sampler looks twice a second."""
 
 _PROBE_REASONS = {
     "absent": "no NVIDIA driver: CPU only",
@@ -126,6 +130,8 @@ class Run:
         self._board.begin("queue")
         await self._crew.watch(self._resolve_devices())
         await self._crew.watch(self._wait_for_slot())
+        if not self._find_standbys():
+            await self._crew.watch(self._wait_for_locks())
         await self._crew.watch(self._wait_for_keeper())
         self._board.end("queue")
         self._state = next_run_state(self._state, RunEvent.DEQUEUE)
@@ -178,6 +184,11 @@ class Run:
             self._services.events.emit(Finding("waiting", "info", text), self.params.run_uid)
         await slots.acquire(self.params.run_uid, devices)
 
+    async def _wait_for_locks(self) -> None:
+        """Wait until no other agent loads onto the run's GPUs, and for a look at them from after its load."""
+        unchanged_mono_ns = await self._services.gpu_locks.take(self.params.run_uid, self._devices)
+        await self._services.sampler.wait_newer(unchanged_mono_ns, FRESH_LOOK_S)
+
     async def _wait_for_keeper(self) -> None:
         """Wait until it is known what is resident: a moment, after the agent's own start."""
         await self._services.residents.kept.settled.wait()
@@ -222,22 +233,22 @@ class Run:
         self._board.end("preflight", figures=figures(report, self._tier_from))
 
     async def _find_room(self, check: Preflight, device: str, needed_bytes: int) -> None:
-        """See that the weights fit on a device, and let residents go for them where the recipe says so.
+        """See that the weights fit on a device, alone there, and let idle ones go for them where the recipe says so.
 
-        Raises: StageError ``no_memory``
+        Raises: StageError ``no_memory`` or ``over_budget``
         """
-        residents = self._services.residents
-        idle = residents.idle(device) if self._recipe.hold.make_room else ()
-        check.check_memory((device,), needed_bytes - sum(one.bytes for one in idle))  # else nothing goes
-        for one in idle:
-            try:
-                check.check_memory((device,), needed_bytes)
-                return
-            except StageError:
-                went = await residents.let_go(one, f"run {self.params.run_uid} needed its room")
-                # The host's own figure is read each time; a GPU's is the sampler's, which looks now and then.
-                needed_bytes -= one.bytes if went and device != CPU else 0
-        check.check_memory((device,), needed_bytes)
+        await self._wait_for_locks()
+        own = (parse_budget(self.params.hold_budget),) if self.params.hold_budget else ()
+        budgets = (*own, *self._services.hold_budgets) if self._recipe.builds_model else ()
+        room = Room(
+            self._services,
+            self.params.run_uid,
+            device,
+            needed_bytes,
+            budgets,
+            lambda wanted_bytes: check.check_memory((device,), wanted_bytes),
+        )
+        await room.find(self._recipe.hold.make_room)
 
     async def _replace_stale(self) -> None:
         reason = f"its files changed: run {self.params.run_uid} loads them again"
@@ -309,6 +320,11 @@ class Run:
     def _stage_changed(self, record: StageRecord) -> None:
         self._services.events.emit(StageChanged(record), self.params.run_uid)
 
+    def device_failed(self, device: str, reason: str) -> None:
+        """End the run as failed, if it is on that device already."""
+        if device in self._devices and self._state is RunState.RUNNING:
+            self._crew.fail(StageError(Failure("gpu_error", reason, self._board.current)))
+
     def _overdue(self, error: StageError) -> None:
         self._crew.fail(error)
 
@@ -329,6 +345,7 @@ class Run:
         if stuck:
             event, failure = RunEvent.HANG, _stuck(failure, [reason for _, reason in stuck])
         self._services.residents.kept.expect_no_more(self.params.run_uid)
+        self._services.gpu_locks.release(self.params.run_uid, has_loaded=True)
         self._state = next_run_state(self._state, event)
         self._final = final = self._settled(failure)
         self._services.events.emit(RunFinished(final), self.params.run_uid)

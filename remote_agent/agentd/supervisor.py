@@ -12,15 +12,19 @@ from typing import NoReturn
 
 from remote_agent import __version__
 from remote_agent.agentd import hostfacts
+from remote_agent.agentd.accounting import account
 from remote_agent.agentd.capacity import Slots
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.gpu_errors import GpuErrors
+from remote_agent.agentd.gpu_locks import GpuLocks
 from remote_agent.agentd.journal import Journal
 from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.ledger import interrupted
 from remote_agent.agentd.lifecycle import RunEvent
 from remote_agent.agentd.options import Options
 from remote_agent.agentd.paths import StateDir
+from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.processes import end, left_behind
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.residents import Residents
@@ -74,7 +78,7 @@ class Supervisor:
     ) -> None:
         self.options = options or Options()
         commands = commands or Commands()
-        self._root, self.boot_id = state.root, hostfacts.boot_id()
+        self._root, self.cache, self.boot_id = state.root, state.cache, hostfacts.boot_id()
         self._reaper = reaper or Reaper()
         self.journal = Journal(state.journal, hostfacts.machine_id(), self.options.journal)
         self.events = EventLog(self.journal)
@@ -85,7 +89,10 @@ class Supervisor:
             state, run_directory, self._reaper, commands, log_descriptor, self.options.devices_folder
         )
         self._residents = Residents(self.events, self._keeper)
+        damage = GpuErrors(state.root / "gpu_errors.json", self.boot_id, self.events.emit, self._gpu_damaged)
+        self.sampler.on_report = damage.take_in
         workers = Workers(self._reaper, commands, self._zygotes)
+        self._preflights = Preflights(self._reaper, commands, log_descriptor, self.options.idle_s)
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(
             state,
@@ -93,9 +100,12 @@ class Supervisor:
             self._store,
             self.sampler,
             Slots(),
+            GpuLocks(self.events, self.options.lock_folders),
             workers,
+            self._preflights,
             self._residents,
             self._keeper,
+            self.options.hold_budgets,
             self._progress,
         )
         self._runs: dict[str, Run] = {}
@@ -110,6 +120,7 @@ class Supervisor:
         self.events.emit(DaemonStarted(__version__, self.boot_id, os.getpid()))
         self._end_what_was_left()
         self._keeper.start()
+        self._preflights.agent_is_idle()
         self._watching = [
             asyncio.ensure_future(self.sampler.supervise()),
             asyncio.ensure_future(self._residents.kept.watch(self.options.keeper_s)),
@@ -172,6 +183,7 @@ class Supervisor:
         start_ns = time.monotonic_ns()
         total, available = hostfacts.memory_bytes()
         report = self.sampler.report
+        gpus, unexplained = account(report.gpus if report else (), self._residents.all())
         return Probe(
             hostfacts.hostname(),
             os.uname().release,
@@ -181,8 +193,8 @@ class Supervisor:
             self.sampler.status,
             report.driver_version if report else None,
             report.cuda_version if report else None,
-            report.gpus if report else (),
-            (*(report.findings if report else ()), *self.events.findings()),
+            gpus,
+            (*(report.findings if report else ()), *unexplained, *self.events.findings()),
             time.monotonic_ns() - start_ns,
         )
 
@@ -192,6 +204,7 @@ class Supervisor:
             "agentd": os.getpid(),
             "keeper": self._keeper.pid,
             "sampler": self.sampler.pid,
+            "preflight": self._preflights.pid,
         }
         processes.update({f"zygote {index}": pid for index, pid in enumerate(self._zygotes.pids, 1)})
         for run in self._runs.values():
@@ -236,6 +249,7 @@ class Supervisor:
         await asyncio.gather(*(run.finished.wait() for run in list(self._runs.values())))
         await self._residents.end_all(reason)
         self._zygotes.stop()
+        self._preflights.stop()
         self.sampler.stop()
 
     def find_keeper(self) -> None:
@@ -260,12 +274,19 @@ class Supervisor:
         self.events.close()
         self._reaper.stop()
 
+    def _gpu_damaged(self, uuid: str, reason: str) -> None:
+        for run in self._runs.values():
+            run.device_failed(uuid, reason)
+        self._residents.lose(uuid, reason)
+
     def _progress(self, progress: Progress) -> None:
         self.on_progress(progress)
 
     def _forget(self, run_uid: str) -> None:
         """Drop a run that has ended; its record is in the store."""
         del self._runs[run_uid], self._tasks[run_uid]
+        if not self._runs and not self._closing:
+            self._preflights.agent_is_idle()
 
     def _refuse_unsupported(self, params: RunStartParams) -> None:
         recipe = params.recipe

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,35 +166,6 @@ class Workers:
         except BaseException:
             ours.close()
             raise
-
-    def start_preflight(self, order: Order, on_message: Callable[[InternalMessage], None]) -> Child:
-        """Start the process that checks a checkpoint on the agent's own Python; it ends after one report.
-
-        Raises: SpawnError
-        """
-        ours, theirs = socket.socketpair()
-        stderr = -1
-        try:
-            stderr = open_stderr(order.stderr)
-            argv, environment = self._commands.talking("preflight-child"), self._commands.environment({})
-            child = self._reaper.spawn(argv, environment, stderr, theirs.fileno())
-        except (OSError, ValueError) as error:
-            ours.close()
-            raise SpawnError(f"preflight can't be started: {error}") from error
-        finally:
-            theirs.close()
-            if stderr >= 0:
-                os.close(stderr)
-        channel = Channel(ours, on_message, lambda reason: child.signal(signal.SIGTERM) if reason else None)
-        child.exit.add_done_callback(lambda _: _finish(channel))
-        job = WorkerJob(order.run_uid, order.recipe, order.device, time.monotonic_ns(), order.cache_directory)
-        channel.send(job)
-        return child
-
-
-def _finish(channel: Channel) -> None:
-    channel.drain()
-    channel.close()
 
 
 def open_stderr(path: Path) -> int:

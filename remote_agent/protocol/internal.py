@@ -218,8 +218,19 @@ class WorkerRelease:
 
 
 @dataclass(frozen=True)
+class GpuXid:
+    """An error that the driver told of a GPU, by NVIDIA's number for its kind."""
+
+    uuid: str
+    xid: int
+
+
+@dataclass(frozen=True)
 class SamplerReport:
-    """One look at every GPU. ``status`` is ``absent`` where there is no NVIDIA driver."""
+    """One look at every GPU. ``status`` is ``absent`` where there is no NVIDIA driver.
+
+    ``xids``: what happened since the report before.
+    """
 
     status: str
     t_mono_ns: int
@@ -227,6 +238,7 @@ class SamplerReport:
     cuda_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
     findings: tuple[Finding, ...] = ()
+    xids: tuple[GpuXid, ...] = ()
 
 
 InternalMessage = Union[

@@ -84,6 +84,8 @@ class Agent:
         for name, text in options.pop("orders", {}).items():
             self.order(name, text)
         (self.orders / "dev").mkdir()
+        (self.orders / "locks").mkdir()
+        (self.orders / "locks").chmod(0o1777)
         for device in options.pop("devices", ()):
             (self.orders / "dev" / device).touch()
         self.model = folder / "model.safetensors"

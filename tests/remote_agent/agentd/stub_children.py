@@ -2,7 +2,8 @@
 
 Run as ``stub_children.py VERB --fd N``. A worker and a preflight do what the
 recipe's environment says (``STUB``, words apart by blanks); a zygote and a
-sampler what the files of that name in ``$STUB_FOLDER`` say, when they look.
+sampler what the files of that name in ``$STUB_FOLDER`` say, when they look. A sampler's
+numbers: bytes in use, uncorrectable errors, bytes of a process's, on each GPU.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def preflight(line: Line) -> None:
     )
     size = next((int(word.split(":")[1]) for word in words if word.startswith("bytes:")), found.st_size)
     cached = size if "cached" in words else 0
-    line.send(PreflightReport(True, (shard,), size, 7, cached, None, {"headers": 1}))
+    line.send(PreflightReport(True, (shard,), size, 7, cached, None, {"headers": 1, "pid": os.getpid()}))
+    if "preflight:linger" in words:
+        line.wait_for_end()
 
 
 def worker(line: Line) -> None:
@@ -286,10 +289,11 @@ def sampler(line: Line) -> None:
         if order == "die":
             sys.exit(5)
         if order != "silent":
-            used = int(order.split()[1]) if " " in order else 10**9
-            processes = (GpuProcess(4242, used, "trainer"),)
+            words = [int(word) for word in order.split()[1:]]
+            used, uncorrected = (words + [10**9, 0][len(words) :])[:2]
+            processes = (GpuProcess(4242, words[2] if len(words) > 2 else used, "trainer"),)
             gpus = [
-                Gpu(uuid, index, "Stub GPU", index, 8 * 10**9, used, processes=processes)
+                Gpu(uuid, index, "Stub GPU", index, 8 * 10**9, used, processes=processes, ecc_uncorrected=uncorrected)
                 for index, uuid in enumerate(UUIDS)
             ]
             findings = (Finding("stub_ecc", "warning", "a GPU has seen better days"),)
