@@ -62,7 +62,10 @@ def write_record(root: Path, record: WarmUp) -> None:
     """
     folder = root / RECORDS
     folder.mkdir(mode=0o700, exist_ok=True)
-    content = {"format": FORMAT, **asdict(record), "key": dict(record.key)}
+    content = {"format": FORMAT, **asdict(record)}
+    content["key"] = dict(
+        content.pop("key")
+    )  # the last: a record cut anywhere has not the key that its name is made of
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".new")
     new = Path(name)
     try:
