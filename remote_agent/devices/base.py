@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from remote_agent.resident.memory import SharedMemory
+    from remote_agent.resident.reserved import ReservedRange
 
 Fact = Union[int, float, str, bool, None]
 
@@ -51,6 +52,9 @@ class Device(Protocol):
 
         ``on_gone`` is called when nothing uses it any more. Raises: ResidentLostError, `on_gone` is not called then.
         """
+
+    def reserve(self, size_bytes: int) -> ReservedRange:
+        """Return addresses for at least ``size_bytes``, as much as `share` would give, with a stand-in under them."""
 
     def close(self) -> None:
         """Give back what ``open_context`` took. Safe to call again."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from remote_agent.resident.memory import SharedMemory
+    from remote_agent.resident.reserved import ReservedRange
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -63,6 +64,13 @@ class CpuDevice:
         from remote_agent.resident.host_memory import map_host_memory
 
         return map_host_memory(descriptor, size_bytes, on_gone)
+
+    def reserve(self, size_bytes: int) -> ReservedRange:
+        from remote_agent.resident.host_memory import tensor_at
+        from remote_agent.resident.host_range import HostPlace
+        from remote_agent.resident.reserved import ReservedRange
+
+        return ReservedRange(HostPlace(size_bytes), tensor_at)
 
     def close(self) -> None:
         """Nothing was taken."""

@@ -17,6 +17,8 @@ from remote_agent.devices.calls import Calls
 from remote_agent.errors import DeviceError
 from remote_agent.loader.ring import PinnedRing
 from remote_agent.resident.gpu_memory import GpuSpace
+from remote_agent.resident.gpu_range import GpuPlace
+from remote_agent.resident.reserved import ReservedRange
 
 if TYPE_CHECKING:
     import torch
@@ -132,6 +134,11 @@ class CudaDevice:
 
     def map_shared(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
         return self.shared_space().map_descriptor(descriptor, size_bytes, on_gone)
+
+    def reserve(self, size_bytes: int) -> ReservedRange:
+        space = self.shared_space()
+        free_bytes, _ = self.memory()
+        return ReservedRange(GpuPlace(space, size_bytes, free_bytes), space.to_tensor)
 
     def shared_space(self) -> GpuSpace:
         """Return what makes and maps memory behind descriptors here."""
