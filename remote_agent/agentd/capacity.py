@@ -82,6 +82,12 @@ def device_memory(
     return Memory(max(0, gpu.memory_total_bytes - gpu.memory_used_bytes), tuple(holders))
 
 
+def process_bytes(pid: int, report: SamplerReport | None) -> int:
+    """Return what NVML says that a process takes of all GPUs; 0 where it says nothing."""
+    processes = [process for gpu in (report.gpus if report else ()) for process in gpu.processes]
+    return sum(process.memory_bytes or 0 for process in processes if process.pid == pid)
+
+
 def check_memory(device: str, needed_bytes: int, memory: Memory) -> None:
     """Raises: StageError ``no_memory`` with what is needed, what is free and who holds the rest."""
     if memory.free_bytes is None or needed_bytes <= memory.free_bytes:

@@ -81,6 +81,11 @@ class Crew:
             self._services.residents.take(worker, self._run_uid)
             self._borrowed[device] = worker
 
+    @property
+    def borrows_armed(self) -> bool:
+        """Whether any of the standbys kept for this run waits for weights."""
+        return any(self._services.residents.is_armed(worker) for worker in self._borrowed.values())
+
     def has_standbys(self, shards: Sequence[ShardIdentity]) -> bool:
         """Return whether living standbys hold exactly these files."""
         fits = (worker.is_alive and worker.shards == tuple(shards) for worker in self._borrowed.values())

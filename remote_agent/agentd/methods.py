@@ -20,6 +20,8 @@ from remote_agent.protocol.messages import (
     RunStartResult,
     RunUidParams,
     ShutdownParams,
+    StandbyStopParams,
+    StandbyStopResult,
     StatusResult,
 )
 
@@ -39,6 +41,8 @@ def methods(supervisor: Supervisor) -> Mapping[str, Handler]:
         "run.get": calls.run_get,
         "resident.list": calls.resident_list,
         "resident.release": calls.resident_release,
+        "standby.start": calls.standby_start,
+        "standby.stop": calls.standby_stop,
         "shutdown": calls.shutdown,
     }
 
@@ -71,6 +75,12 @@ class _Calls:
 
     async def resident_release(self, params: object) -> ReleaseResult:
         return await self._supervisor.release(cast(ReleaseParams, params))
+
+    async def standby_start(self, params: object) -> RunStartResult:
+        return self._supervisor.start_run(cast(RunStartParams, params), arm=True)
+
+    async def standby_stop(self, params: object) -> StandbyStopResult:
+        return StandbyStopResult(await self._supervisor.stop_standbys(cast(StandbyStopParams, params).recipe))
 
     async def shutdown(self, params: object) -> Empty:
         await self._supervisor.shut_down(cast(ShutdownParams, params))

@@ -70,6 +70,11 @@ class Residents:
         )
         return next(fitting, None)
 
+    def is_armed(self, worker: Worker) -> bool:
+        """Whether a holder waits for weights."""
+        held = self._holders.of_worker(worker)
+        return held is not None and held.resident.tier is Tier.ARMED
+
     def take(self, worker: Worker, run_uid: str) -> None:
         """Mark a standby as serving another run; its time to live stands still."""
         held = self._holders.of_worker(worker)
@@ -136,13 +141,22 @@ class Residents:
         if run_uid is not None and not chosen:
             raise RefusedError("no_such_resident", f"run {run_uid} holds nothing on this node")
         for held in chosen:
-            if held.busy_with:
-                raise RefusedError(
-                    "busy", f"{held.resident.recipe} on {held.resident.device} serves run {held.busy_with}"
-                )
+            _refuse_busy(held)
         if not force:
             await self._wait_until_free(chosen, wait_s)
         await asyncio.gather(*(self._release(held, reason, force) for held in chosen))
+        return tuple(held.resident for held in chosen if held not in self._holders)
+
+    async def stop_standbys(self, recipe: str, reason: str) -> tuple[Resident, ...]:
+        """End the processes that hold a recipe or are armed for it; what the keeper has of it stays resident.
+
+        Raises: RefusedError ``busy`` if one serves a run; then none has ended
+        """
+        chosen = [held for held in self._holders if held.worker is not None and held.resident.recipe == recipe]
+        for held in chosen:
+            _refuse_busy(held)
+        ends = [self._end_worker(held.worker, held, reason) for held in chosen if held.worker is not None]
+        await asyncio.gather(*ends)
         return tuple(held.resident for held in chosen if held not in self._holders)
 
     async def end_all(self, reason: str) -> None:
@@ -251,6 +265,11 @@ class Residents:
             left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None))
             self._holders.add(left)
             self._arm(left)
+
+
+def _refuse_busy(held: Held) -> None:
+    if held.busy_with:
+        raise RefusedError("busy", f"{held.resident.recipe} on {held.resident.device} serves run {held.busy_with}")
 
 
 def _processes(pids: Sequence[int]) -> str:

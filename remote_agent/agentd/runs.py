@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from remote_agent.agentd import hostfacts
-from remote_agent.agentd.capacity import CPU, needs_sampler, resolve_devices
+from remote_agent.agentd.capacity import CPU, needs_sampler, process_bytes, resolve_devices
 from remote_agent.agentd.checking import Preflight, figures, found_tier
 from remote_agent.agentd.crew import Crew
 from remote_agent.agentd.holders import ReuseKey
@@ -23,7 +23,7 @@ from remote_agent.agentd.stages import WORKER_STAGES, StageBoard
 from remote_agent.agentd.timeline import Figure, Figures, Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
-from remote_agent.protocol.internal import ShardIdentity
+from remote_agent.protocol.internal import ShardIdentity, WorkerReady
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
@@ -38,8 +38,9 @@ from remote_agent.protocol.messages import (
     StageRecord,
     Tier,
 )
-from remote_agent.recipe import recipe_hash
+from remote_agent.recipe import armed_hash, recipe_hash
 from remote_agent.resident.names import resident_name
+from remote_agent.resident.stand_in import choose_chunk_bytes
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +56,13 @@ _PROBE_REASONS = {
 
 
 class Run:
-    """An accepted run. `record` is what it is now; ``finished`` is set once that is final."""
+    """An accepted run. `record` is what it is now; ``finished`` is set once that is final.
 
-    def __init__(self, services: Services, params: RunStartParams) -> None:
-        self._services, self.params, self._recipe = services, params, params.recipe
+    With ``arm`` its workers make all but the weights, and wait for a run that brings those.
+    """
+
+    def __init__(self, services: Services, params: RunStartParams, arm: bool = False) -> None:
+        self._services, self.params, self._recipe, self.arm = services, params, params.recipe, arm
         self._hash = recipe_hash(params.recipe)
         self._accepted_wall_ns = time.time_ns()
         timeline = Timeline(time.monotonic_ns())
@@ -66,7 +70,9 @@ class Run:
         self._crew = Crew(services, self._board, params.run_uid)
         self._state = RunState.QUEUED
         self._devices = self._devices_known_now()
-        self._tier_from = Tier.STANDBY if self._devices and self._find_standbys() else Tier.COLD
+        standbys = self._find_standbys().values() if self._devices else ()
+        is_warm = bool(standbys) and not any(services.residents.is_armed(worker) for worker in standbys)
+        self._tier_from = Tier.STANDBY if is_warm else Tier.COLD
         self._shards: tuple[ShardIdentity, ...] = ()
         self._preflight: Preflight | None = None
         self._work: asyncio.Future[None] | None = None
@@ -199,15 +205,19 @@ class Run:
         resident = [
             device for device in self._devices if self._services.residents.kept.has(self._resident_name(device))
         ]
-        if self._crew.has_standbys(report.shards):
-            self._tier_from = Tier.STANDBY
+        has_standbys, is_armed = self._crew.has_standbys(report.shards), self._crew.borrows_armed
+        if has_standbys and (self.arm or not is_armed):
+            self._tier_from = Tier.ARMED if is_armed else Tier.STANDBY
         else:
-            await self._replace_stale()
+            if not self.arm:
+                await self._replace_stale()
+            needed_bytes = choose_chunk_bytes(report.bytes, 0) if self.arm else report.bytes
             for device in self._devices:
-                if device not in resident:
-                    await self._find_room(check, device, report.bytes)
-            self._tier_from = Tier.RESIDENT if len(resident) == len(self._devices) else found_tier(report)
-        if self._recipe.target_tier == "resident":
+                if self.arm or device not in resident:
+                    await self._find_room(check, device, needed_bytes)
+            warmest = Tier.ARMED if has_standbys else Tier.RESIDENT
+            self._tier_from = warmest if len(resident) == len(self._devices) else found_tier(report)
+        if self._recipe.target_tier == "resident" or is_armed:
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
 
@@ -241,7 +251,8 @@ class Run:
         cache = self._recipe.compile.cache_directory or str(self._services.state.cache)
         stderr = self._services.store.stderr_path(self.params.run_uid)
         state = str(self._services.state.root)
-        return Order(self.params.run_uid, self._recipe, device, self.params.python, cache, stderr, state, self._owner)
+        python, owner = self.params.python, self._owner
+        return Order(self.params.run_uid, self._recipe, device, python, cache, stderr, state, owner, self.arm)
 
     @property
     def _owner(self) -> str:
@@ -250,13 +261,18 @@ class Run:
     def _resident_name(self, device: str) -> str:
         return resident_name(self._recipe.model.path, self._shards, device)
 
-    def _reuse_key(self, device: str) -> ReuseKey:
-        return ReuseKey(self._hash, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
+    def _reuse_key(self, device: str, is_armed: bool = False) -> ReuseKey:
+        digest = armed_hash(self._recipe) if is_armed else self._hash
+        return ReuseKey(digest, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
 
     def _find_standbys(self) -> dict[str, Worker]:
-        found = {device: self._services.residents.find(self._reuse_key(device)) for device in self._devices}
-        whole = {device: worker for device, worker in found.items() if worker is not None}
-        return whole if len(whole) == len(found) else {}
+        find, whole = self._services.residents.find, dict[str, Worker]()
+        for device in self._devices:
+            worker = find(self._reuse_key(device)) or find(self._reuse_key(device, is_armed=True))
+            if worker is None:
+                return {}
+            whole[device] = worker
+        return whole
 
     def _hold(self) -> None:
         for device, (worker, ready) in self._crew.ready().items():
@@ -266,14 +282,21 @@ class Run:
                 self._recipe.model.path,
                 device,
                 ready.tier,
-                ready.bytes,
+                self._held_bytes(worker, ready),
                 worker.child.pid,
                 self._owner,
                 time.time_ns(),
                 self._recipe.hold.ttl_s,
                 ready.resident,
             )
-            self._services.residents.hold(worker, self._reuse_key(device), resident)
+            key = self._reuse_key(device, ready.tier is Tier.ARMED)
+            self._services.residents.hold(worker, key, resident)
+
+    def _held_bytes(self, worker: Worker, ready: WorkerReady) -> int:
+        """Return what a holder takes of its device; of an armed one NVML knows the context's part too."""
+        if ready.tier is not Tier.ARMED:
+            return ready.bytes
+        return max(ready.bytes, process_bytes(worker.child.pid, self._services.sampler.report))
 
     # --- what happens to it ---
 
@@ -292,7 +315,7 @@ class Run:
         """End what is left of the run and say how it ended."""
         stuck: list[tuple[Child, str]] = []
         if event is RunEvent.SUCCEED:
-            self._board.close("over when the run was", "not reported")
+            self._board.close("over when the run was", "weights are brought later" if self.arm else "not reported")
         else:
             self._board.close(failure.detail[:300] if failure else event.value)
             stuck = await self._crew.dismiss(self._preflight.child if self._preflight else None)
@@ -315,8 +338,11 @@ class Run:
         ready = [message for _, message in self._crew.ready().values()] if self._state is RunState.READY else []
         if not ready:
             return record
-        first_ns = max(message.first_output_mono_ns for message in ready) - self._board.timeline.accepted_mono_ns
-        return replace(record, tier_to=ready[0].tier, output=ready[0].output[:4000], first_output_ns=first_ns)
+        record = replace(record, tier_to=ready[0].tier, output=ready[0].output[:4000])
+        outputs = [message.first_output_mono_ns for message in ready if message.first_output_mono_ns is not None]
+        if not outputs:
+            return record
+        return replace(record, first_output_ns=max(outputs) - self._board.timeline.accepted_mono_ns)
 
     def _record(self, stages: tuple[StageRecord, ...]) -> RunRecord:
         return RunRecord(

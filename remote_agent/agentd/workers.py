@@ -32,7 +32,7 @@ class SpawnError(AgentError):
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is started for. ``owner``: whose the warm model will be."""
+    """What a worker is started for. ``owner``: whose the warm model will be; ``arm``: it is to wait for weights."""
 
     run_uid: str
     recipe: Recipe
@@ -42,6 +42,7 @@ class Order:
     stderr: Path
     state_directory: str
     owner: str
+    arm: bool = False
 
 
 class Worker:
@@ -73,6 +74,7 @@ class Worker:
                 self.zygote_reason,
                 order.state_directory,
                 order.owner,
+                order.arm,
             )
         )
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Fact = Union[int, float, str, bool, None]
 
+Replay = Callable[[], None]
+"""Does captured work once more, on the same memory; queued where the device queues."""
+
 
 class Device(Protocol):
     """A place where tensors live. Methods raise DeviceError naming the call and its code.
@@ -55,6 +58,13 @@ class Device(Protocol):
 
     def reserve(self, size_bytes: int) -> ReservedRange:
         """Return addresses for at least ``size_bytes``, as much as `share` would give, with a stand-in under them."""
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
+        """Return what ``work`` gives and how to do it again without Python; None where a device has no graphs.
+
+        ``work`` runs a few times. Each replay writes the returned tensor anew. Raises: RuntimeError, DeviceError if it
+        can't be captured.
+        """
 
     def close(self) -> None:
         """Give back what ``open_context`` took. Safe to call again."""

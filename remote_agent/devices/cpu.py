@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.devices.base import Fact
+from remote_agent.devices.base import Fact, Replay
 from remote_agent.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class CpuDevice:
         from remote_agent.resident.reserved import ReservedRange
 
         return ReservedRange(HostPlace(size_bytes), tensor_at)
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
+        """A CPU has no graphs."""
+        return None
 
     def close(self) -> None:
         """Nothing was taken."""

@@ -13,9 +13,9 @@ import torch
 from remote_agent.devices.base import Device
 from remote_agent.devices.cpu import CpuDevice
 from remote_agent.errors import DeviceError, ResidentLostError
-from remote_agent.resident import gpu_range, host_range
-from remote_agent.resident.gpu_range import choose_chunk_bytes
+from remote_agent.resident import host_range, stand_in
 from remote_agent.resident.reserved import RangeState
+from remote_agent.resident.stand_in import choose_chunk_bytes
 from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
 from tests.remote_agent.fake_vmm import GRANULARITY_BYTES
 from tests.remote_agent.resident.test_memory import SIZE, device_called, open_maps, pattern, write_and_export
@@ -28,16 +28,16 @@ CHUNK = 2 * GRANULARITY_BYTES
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
     """Return a device whose context is open and whose stand-ins are small."""
     if request.param != "cuda:0":
-        monkeypatch.setattr(gpu_range, "SMALLEST_CHUNK_BYTES", CHUNK)
-        monkeypatch.setattr(gpu_range, "LARGEST_CHUNK_BYTES", CHUNK)
+        monkeypatch.setattr(stand_in, "SMALLEST_CHUNK_BYTES", CHUNK)
+        monkeypatch.setattr(stand_in, "LARGEST_CHUNK_BYTES", CHUNK)
         monkeypatch.setattr(host_range, "LARGEST_CHUNK_BYTES", CHUNK)
     return device_called(request.param)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(gpu_range, "SMALLEST_CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(gpu_range, "LARGEST_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(stand_in, "SMALLEST_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(stand_in, "LARGEST_CHUNK_BYTES", CHUNK)
     fake = FakeGpu(FakeRuntime())
     fake.initialise()
     fake.open_context()
