@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from console.format import age_text
-from console.state import LinkStatus, NodeState, RunView, StageBaseline
+from console.state import LinkStatus, NodeState, RunView, StageBaseline, is_warm
 from console.widgets.paint import Moment, Piece
 from remote_agent.protocol.messages import Failure, Resident, RunState, Tier
 
@@ -68,7 +68,7 @@ def node_status(state: NodeState) -> Status:
         return Status.WARMING
     if run is not None and run.state in FAILED_STATES:
         return Status.FAILED
-    return Status.READY if state.residents else Status.COLD
+    return Status.READY if is_warm(state) else Status.COLD
 
 
 RUN_WORDS: dict[str, Piece] = {
@@ -128,7 +128,7 @@ def tiers_of(state: NodeState) -> tuple[tuple[str, str, str], ...]:
     by_recipe: dict[str, Resident] = {}
     for resident in state.residents:
         by_recipe.setdefault(resident.recipe, resident)
-    warm = [(recipe, resident.tier.value, "ready") for recipe, resident in by_recipe.items()]
+    warm = [(name, one.tier.value, "text" if one.tier is Tier.ARMED else "ready") for name, one in by_recipe.items()]
     rest = [(recipe, "cold", "muted") for recipe in state.recipes if recipe not in by_recipe]
     return (*warm, *rest)
 

@@ -50,38 +50,47 @@ class Ended(KeyboardInterrupt):
 def main(argv: list[str]) -> int:
     """Return 0 when the model is ready, 1 when the run ended otherwise, 2 for a usage error, 130 if interrupted."""
     parser = make_parser("run", "Warm a recipe through every stage and keep the model until it is released.")
+    add_recipe(parser)
+    parser.add_argument("--release", action="store_true", help="let the model go when it was ready")
+    return start(parser.parse_args(argv), "run.start")
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Let a verb take a recipe and the Python to run it with."""
     parser.add_argument(
         "recipe", type=path_argument, help="a recipe in TOML or JSON; relative paths in it start at its own folder"
     )
-    parser.add_argument("--release", action="store_true", help="let the model go when it was ready")
     parser.add_argument("--python", default="", help="the Python with torch, as a command line (default: this one)")
-    arguments = parser.parse_args(argv)
+
+
+def start(arguments: argparse.Namespace, method: str) -> int:
+    """Start a run by one of the wire's methods, follow it to its end, and return the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's word counts
             signal.signal(number, _end)
-    return guarded(lambda: _run(arguments))
+    return guarded(lambda: _run(arguments, method))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise Ended(number)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, method: str) -> int:
     recipe = resolve_paths(read_recipe(arguments.recipe), arguments.recipe.parent)
     actor = Actor(hostfacts.user_name(), socket.gethostname())
     python = tuple(shlex.split(arguments.python))
     params = RunStartParams(str(uuid.uuid4()), recipe, actor, python)
     with open_client(state_of(arguments), "run") as client:
-        return _follow(client, params, arguments)
+        return _follow(client, params, arguments, method)
 
 
-def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespace) -> int:
+def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespace, method: str) -> int:
     newest_seq = client.hello("run").newest_seq
     client.call("subscribe", SubscribeParams("", newest_seq, samples=False), SubscribeResult)
     code = 0
     show = _Printer(params.run_uid)
     try:
-        client.call("run.start", params, RunStartResult)
+        client.call(method, params, RunStartResult)
         record = _wait(client, params.run_uid, (lambda line: None) if arguments.json else show)
     except KeyboardInterrupt as interrupt:
         code = int(getattr(interrupt, "exit_code", 128 + signal.SIGINT))
@@ -145,9 +154,9 @@ def _stage_line(stage: StageRecord) -> str:
 def _end_lines(record: RunRecord) -> Iterator[str]:
     wall_s = (record.wall_ns or 0) / 1e9
     if record.state is RunState.READY:
-        first_s = (record.first_output_ns or 0) / 1e9
         tier = record.tier_to.value if record.tier_to else "?"
-        yield f"ready in {wall_s:.3f} s, first output after {first_s:.3f} s; {record.tier_from.value} -> {tier}"
+        first = f", first output after {record.first_output_ns / 1e9:.3f} s" if record.first_output_ns else ""
+        yield f"ready in {wall_s:.3f} s{first}; {record.tier_from.value} -> {tier}"
         return
     yield f"{record.state.value} after {wall_s:.3f} s"
     if record.failure is not None:
