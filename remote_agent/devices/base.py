@@ -47,6 +47,9 @@ class Device(Protocol):
     def memory(self) -> tuple[int, int]:
         """Return free and total bytes."""
 
+    def pool_bytes(self) -> int:
+        """Return what torch's allocator has of the device's memory, in use or not; 0 where that is not counted."""
+
     def share(self, size_bytes: int) -> SharedMemory:
         """Return memory that can outlive this process, at least ``size_bytes`` of it."""
 

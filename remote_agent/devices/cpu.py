@@ -51,6 +51,10 @@ class CpuDevice:
         except (OSError, ValueError, KeyError) as error:
             raise DeviceError(f"{MEMINFO} can't be read: {error}", "read", "meminfo") from error
 
+    def pool_bytes(self) -> int:
+        """Torch's memory is the process's own."""
+        return 0
+
     def share(self, size_bytes: int) -> SharedMemory:
         from remote_agent.resident.host_memory import HostMemory
 

@@ -130,6 +130,11 @@ class CudaDevice:
 
         return torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
 
+    def pool_bytes(self) -> int:
+        import torch
+
+        return int(torch.cuda.memory_reserved(self.torch_device))
+
     def share(self, size_bytes: int) -> SharedMemory:
         return self.shared_space().create(size_bytes)
 

@@ -155,8 +155,7 @@ def for_request(warm: Warm, armed: Armed, recipe: Recipe) -> Warm:
 
 def taken_bytes(armed: Armed, device: Device) -> int:
     """Return what an armed process takes of its device beside the context: the stand-in, and what torch has."""
-    pool = torch.cuda.memory_reserved(device.torch_device) if device.kind == "cuda" else 0
-    return armed.range.stand_in_bytes + pool
+    return armed.range.stand_in_bytes + device.pool_bytes()
 
 
 def settle_down() -> None:
