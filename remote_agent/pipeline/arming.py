@@ -76,6 +76,7 @@ def arm_module(
     tensors = views_in(reserved.tensor, [(entry, entry.start) for entry in layout.entries])
     fill_stand_in(reserved, choose_dtype(recipe.dtype, tensors))
     warm, findings = assign_module(recipe, found.root, tensors, device.torch_device, measure)
+    measure.bytes = reserved.stand_in_bytes
     refuse_copies(warm.model, tensors, reserved)
     samples = Samples(reserved.tensor, reserved.size_bytes)
     return Armed(reserved, layout, found.root, samples), warm, findings

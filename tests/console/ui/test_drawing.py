@@ -23,7 +23,7 @@ from console.widgets.run_model import Before, before_of_rows, detail_of_rows, de
 from console.widgets.strip import stage_strip
 from console.widgets.waterfall import waterfall_lines
 from console.widgets.wrap import wrap
-from remote_agent.protocol.messages import Tier
+from remote_agent.protocol.messages import Resident, Tier
 from tests.console.ui import scenes
 from tests.console.ui.fake_fleet import run_row, stage_rows
 from tests.console.ui.scenes import MS, NOW_MONO_NS, NOW_WALL_NS, S
@@ -81,6 +81,16 @@ def test_a_failed_node_says_where_why_and_what_to_do() -> None:
     assert "✖ failed" in text
     assert "compile: no kernel image for sm_90: torch 2.1 is built for sm_80" in text
     assert "→ enter shows why, w tries again" in text
+
+
+def test_a_node_whose_only_process_waits_for_weights_is_not_ready() -> None:
+    """Armed is said beside the recipe with what it takes; no model is warm there."""
+    entry = Resident("run-1", "chat", "/models/chat", "cpu", Tier.ARMED, 2 * 10**9, 42, "ada@laptop", 0)
+    state = replace(scenes.cold("eu-01"), residents=(entry,))
+
+    assert node_status(state) is Status.COLD
+    assert "chat  armed 2.00 GB" in text_of(state, 100)
+    assert node_status(replace(state, residents=(entry, replace(entry, tier=Tier.STANDBY)))) is Status.READY
 
 
 def test_a_lost_link_is_not_a_failed_run() -> None:
