@@ -138,9 +138,16 @@ def next_start_ns(state: NodeState) -> int | None:
     run = state.run
     if run is None or not state.is_known:
         return None
-    tiers = [resident.tier for resident in state.residents or () if resident.recipe == run.recipe]
-    known = state.baselines.get((run.recipe_hash, tiers[0] if tiers else Tier.COLD))
+    known = state.baselines.get((run.recipe_hash, next_tier(state, run.recipe)))
     return known.wall_ns if known is not None else None
+
+
+def next_tier(state: NodeState, recipe: str) -> Tier:
+    """Return where the next start of a recipe will start from: an armed process counts if its weights are resident."""
+    kept = {(one.model, one.device) for one in state.residents or () if one.name is not None}
+    own = [one for one in state.residents or () if one.recipe == recipe]
+    tiers = [one.tier for one in own if one.tier is not Tier.ARMED or (one.model, one.device) in kept]
+    return next((tier for tier in (Tier.STANDBY, Tier.ARMED) if tier in tiers), tiers[0] if tiers else Tier.COLD)
 
 
 def advice(failure: Failure | None, moment: Moment, *, is_open: bool = False) -> str:
