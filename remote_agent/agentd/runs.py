@@ -38,7 +38,7 @@ from remote_agent.protocol.messages import (
     StageRecord,
     Tier,
 )
-from remote_agent.recipe import armed_hash, recipe_hash
+from remote_agent.recipe import armed_hash, model_hash, recipe_hash
 from remote_agent.resident.names import resident_name
 from remote_agent.resident.stand_in import choose_chunk_bytes
 
@@ -70,9 +70,7 @@ class Run:
         self._crew = Crew(services, self._board, params.run_uid)
         self._state = RunState.QUEUED
         self._devices = self._devices_known_now()
-        standbys = self._find_standbys().values() if self._devices else ()
-        is_warm = bool(standbys) and not any(services.residents.is_armed(worker) for worker in standbys)
-        self._tier_from = Tier.STANDBY if is_warm else Tier.COLD
+        self._tier_from = self._tier_waiting()
         self._shards: tuple[ShardIdentity, ...] = ()
         self._preflight: Preflight | None = None
         self._work: asyncio.Future[None] | None = None
@@ -153,6 +151,8 @@ class Run:
     # --- stages of the agent's own ---
 
     def _devices_known_now(self) -> tuple[str, ...]:
+        if not self._recipe.needs_device:
+            return (CPU,)
         sampler = self._services.sampler
         if needs_sampler(self._recipe.devices) and not sampler.known.is_set():
             return ()
@@ -162,18 +162,25 @@ class Run:
             return ()
 
     async def _resolve_devices(self) -> None:
+        if not self._recipe.needs_device:
+            self._devices = (CPU,)
+            return
         sampler = self._services.sampler
         if needs_sampler(self._recipe.devices):
             await sampler.wait_known(SAMPLER_PATIENCE_S)
         self._devices = resolve_devices(self._recipe.devices, sampler.report, sampler.status)
+        if self._recipe.target_tier == "host" and CPU in self._devices:
+            text = "target_tier host registers files with a GPU, and there is none on this host: cached is what it has"
+            raise StageError(Failure("needs_gpu", text, "queue"))
 
     async def _wait_for_slot(self) -> None:
-        slots = self._services.slots
-        ahead = slots.holders(self._devices)
+        """Wait until the devices are this run's; what uses none waits for nobody."""
+        slots, devices = self._services.slots, self._devices if self._recipe.needs_device else ()
+        ahead = slots.holders(devices)
         if ahead:
             text = f"waits for run {', '.join(dict.fromkeys(ahead))} on {', '.join(self._devices)}"
             self._services.events.emit(Finding("waiting", "info", text), self.params.run_uid)
-        await slots.acquire(self.params.run_uid, self._devices)
+        await slots.acquire(self.params.run_uid, devices)
 
     async def _wait_for_keeper(self) -> None:
         """Wait until it is known what is resident: a moment, after the agent's own start."""
@@ -202,22 +209,27 @@ class Run:
         self._preflight = check = Preflight(self._services, self._order(self._devices[0]))
         report = await check.report()
         self._shards = report.shards
-        resident = [
-            device for device in self._devices if self._services.residents.kept.has(self._resident_name(device))
-        ]
-        has_standbys, is_armed = self._crew.has_standbys(report.shards), self._crew.borrows_armed
-        if has_standbys and (self.arm or not is_armed):
-            self._tier_from = Tier.ARMED if is_armed else Tier.STANDBY
-        else:
-            if not self.arm:
-                await self._replace_stale()
+        held = self._crew.tier_held(report.shards)
+        if held is None and not self.arm:
+            await self._replace_stale()
+        found = [found_tier(report)]
+        if self._recipe.builds_model:
+            missing = [device for device in self._devices if not self._is_resident(device)]
+            in_need = self._devices if self.arm else missing
             needed_bytes = choose_chunk_bytes(report.bytes, 0) if self.arm else report.bytes
-            for device in self._devices:
-                if self.arm or device not in resident:
-                    await self._find_room(check, device, needed_bytes)
-            warmest = Tier.ARMED if has_standbys else Tier.RESIDENT
-            self._tier_from = warmest if len(resident) == len(self._devices) else found_tier(report)
-        if self._recipe.target_tier == "resident" or is_armed:
+            has_it = held is Tier.STANDBY or (self.arm and held is Tier.ARMED)
+            for device in () if has_it else in_need:
+                await self._find_room(check, device, needed_bytes)
+            # Without its weights an armed process saves less than they cost.
+            counts = held is not None and (held is not Tier.ARMED or self.arm or not missing)
+            found += [held] if held is not None and counts else []
+            found += [Tier.RESIDENT] if not missing else []
+        elif held is None:
+            await self._find_room(check, CPU, report.bytes - (report.cached_bytes or 0))
+        else:
+            found.append(held)
+        self._tier_from = max(found, key=list(Tier).index)
+        if self._recipe.target_tier == "resident" or held is Tier.ARMED:
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
 
@@ -261,20 +273,35 @@ class Run:
     def _resident_name(self, device: str) -> str:
         return resident_name(self._recipe.model.path, self._shards, device)
 
-    def _reuse_key(self, device: str, is_armed: bool = False) -> ReuseKey:
-        digest = armed_hash(self._recipe) if is_armed else self._hash
-        return ReuseKey(digest, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
+    def _is_resident(self, device: str) -> bool:
+        return self._services.residents.kept.has(self._resident_name(device))
+
+    def _reuse_key(self, device: str, tier: Tier = Tier.STANDBY) -> ReuseKey:
+        """Return the key of a process that has what this recipe makes, or that serves more recipes than this one."""
+        digests = {Tier.ARMED: armed_hash, Tier.HOST: model_hash}
+        content = digests[tier](self._recipe) if tier in digests else self._hash
+        return ReuseKey(content, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
 
     def _find_standbys(self) -> dict[str, Worker]:
-        find, whole = self._services.residents.find, dict[str, Worker]()
-        for device in self._devices:
-            worker = find(self._reuse_key(device)) or find(self._reuse_key(device, is_armed=True))
-            if worker is None:
-                return {}
-            whole[device] = worker
-        return whole
+        """Return an idle process for every device: one that has the model warm, is armed, or has its shards registered.
+
+        To arm, shards that are registered are of no use.
+        """
+        for tier in (Tier.STANDBY, Tier.ARMED) if self.arm else (Tier.STANDBY, Tier.ARMED, Tier.HOST):
+            keys = {device: self._reuse_key(device, tier) for device in self._devices}
+            found = {device: self._services.residents.find(key) for device, key in keys.items()}
+            whole = {device: worker for device, worker in found.items() if worker is not None}
+            if whole and len(whole) == len(found):
+                return whole
+        return {}
+
+    def _tier_waiting(self) -> Tier:
+        """Return how warm a process that waits has the model; cold where none does, or where weights are missing."""
+        tiers = [self._services.residents.tier_of(worker) for worker in self._find_standbys().values()]
+        return tiers[0] if tiers and tiers[0] not in (None, Tier.ARMED) else Tier.COLD
 
     def _hold(self) -> None:
+        residents = self._services.residents
         for device, (worker, ready) in self._crew.ready().items():
             resident = Resident(
                 self.params.run_uid,
@@ -289,8 +316,10 @@ class Run:
                 self._recipe.hold.ttl_s,
                 ready.resident,
             )
-            key = self._reuse_key(device, ready.tier is Tier.ARMED)
-            self._services.residents.hold(worker, key, resident)
+            if ready.is_held:
+                residents.hold(worker, self._reuse_key(device, ready.tier), resident)
+            else:
+                residents.hold_nothing(worker, resident)
 
     def _held_bytes(self, worker: Worker, ready: WorkerReady) -> int:
         """Return what a holder takes of its device; of an armed one NVML knows the context's part too."""
@@ -315,7 +344,8 @@ class Run:
         """End what is left of the run and say how it ended."""
         stuck: list[tuple[Child, str]] = []
         if event is RunEvent.SUCCEED:
-            self._board.close("over when the run was", "weights are brought later" if self.arm else "not reported")
+            unreached = "not reported" if self._recipe.builds_model else f"not part of {self._recipe.target_tier}"
+            self._board.close("over when the run was", "weights are brought later" if self.arm else unreached)
         else:
             self._board.close(failure.detail[:300] if failure else event.value)
             stuck = await self._crew.dismiss(self._preflight.child if self._preflight else None)
@@ -338,11 +368,13 @@ class Run:
         ready = [message for _, message in self._crew.ready().values()] if self._state is RunState.READY else []
         if not ready:
             return record
-        record = replace(record, tier_to=ready[0].tier, output=ready[0].output[:4000])
-        outputs = [message.first_output_mono_ns for message in ready if message.first_output_mono_ns is not None]
-        if not outputs:
+        tier_to = min((message.tier for message in ready), key=list(Tier).index)
+        outputs_ns = [message.first_output_mono_ns for message in ready if message.first_output_mono_ns is not None]
+        record = replace(record, tier_to=tier_to)
+        if not outputs_ns:
             return record
-        return replace(record, first_output_ns=max(outputs) - self._board.timeline.accepted_mono_ns)
+        first_ns = max(outputs_ns) - self._board.timeline.accepted_mono_ns
+        return replace(record, output=ready[0].output[:4000], first_output_ns=first_ns)
 
     def _record(self, stages: tuple[StageRecord, ...]) -> RunRecord:
         return RunRecord(

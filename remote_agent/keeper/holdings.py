@@ -108,6 +108,11 @@ class Holdings:
         for descriptor in resident.descriptors:
             os.close(descriptor)
 
+    def drop_all(self) -> None:
+        """Close everything, attached or not, in the store as well: a keeper that follows must not have it again."""
+        for name in list(self._residents):
+            self.drop(name, force=True)
+
     def _find(self, name: str) -> _Resident:
         found = self._residents.get(name)
         if found is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Callable
 
+from remote_agent.keeper.complaint import complain
 from remote_agent.keeper.holdings import DESCRIPTORS_MAX, Holdings
-from remote_agent.keeper.sockets import peer_of
+from remote_agent.keeper.sockets import peer_of, receive
 from remote_agent.keeper.words import WORDS, Answer, Words
 
 LINE_BYTES = 256
@@ -102,7 +102,7 @@ class Server:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            print(f"keeper: clients can't be accepted: {error}", file=sys.stderr, flush=True)
+            complain(f"clients can't be accepted: {error}")
             self._selector.unregister(listener)  # it would be ready again at once
             self._paused.append((listener, admit))
             return
@@ -128,9 +128,7 @@ class Server:
 
     def _hear(self, client: Client) -> None:
         try:
-            data, descriptors, flags, _ = socket.recv_fds(
-                client.link, LINE_BYTES, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-            )
+            data, descriptors, is_cut = receive(client.link, LINE_BYTES, DESCRIPTORS_MAX)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -140,7 +138,7 @@ class Server:
         client.said += data
         if client.is_lease or not data:  # a lease says nothing more
             self._end(client)
-        elif flags & socket.MSG_CTRUNC or len(client.descriptors) > DESCRIPTORS_MAX:
+        elif is_cut or len(client.descriptors) > DESCRIPTORS_MAX:
             self._refuse(client, f"more than {DESCRIPTORS_MAX} descriptors came")
         elif b"\n" in client.said:
             self._answer(client, client.said.partition(b"\n")[0])

@@ -12,6 +12,7 @@ from remote_agent.pipeline import arming, assign, compilation, prompt_graph, wei
 from remote_agent.pipeline.arming import Armed
 from remote_agent.pipeline.assign import Warm
 from remote_agent.pipeline.failures import one_line
+from remote_agent.pipeline.host import HostShards
 from remote_agent.pipeline.keeping import Backing, Keeping
 from remote_agent.pipeline.prompt_graph import PromptGraph
 from remote_agent.pipeline.timing import Measure, Stages
@@ -73,9 +74,11 @@ class Making:
         keeper: Keeping,
         device: Device,
         stages: Stages,
+        host: HostShards,
     ) -> None:
         self._send, self.job, self._recipe, self._go = send, job, job.recipe, go
         self.keeper, self.device, self.stages = keeper, device, stages
+        self._host = host
         self.settle: Callable[[], int] | None = None
 
     def warm(self) -> Held:
@@ -131,6 +134,7 @@ class Making:
         assert found is not None
         if problem or held.armed is None:
             return self._finish(found)
+        self.settle = self._host.let_go(self.device, found.settle)
         for stage in ("assign", "compile"):
             self.stages.reuse(stage, ARMED)
         warm = arming.for_request(held.warm, held.armed, self._recipe)
@@ -150,7 +154,7 @@ class Making:
             self._recipe, found.folder, found.tensors, self.device.torch_device, measure
         )
         self._tell(findings)
-        self.settle = found.settle
+        self.settle = self._host.let_go(self.device, found.settle)
         return warm, found.backing
 
     def _compile(self, warm: Warm, measure: Measure) -> bool:
@@ -177,7 +181,8 @@ class Making:
                 self._give_up_resident(error, measure)
         report = self._progress("weights", "bytes", measure)
         under = None if armed is None else armed.range
-        return weights.load_weights(self._recipe, self.device, self._go.shards, measure, report, under)
+        registered = self._host.of(self._go.shards, self._tell_one)
+        return weights.load_weights(self._recipe, self.device, self._go.shards, measure, report, registered, under)
 
     def _give_up_resident(self, error: AgentError, measure: Measure) -> None:
         """Say that the weights are loaded again; memory that can't be used is dropped, for nobody else can use it."""
@@ -191,6 +196,9 @@ class Making:
     def _tell(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
             self._send(WorkerFinding(finding))
+
+    def _tell_one(self, finding: Finding) -> None:
+        self._tell([finding])
 
     def _progress(self, stage: str, unit: str, measure: Measure) -> Callable[[int, int], None]:
         def report(done: int, total: int) -> None:

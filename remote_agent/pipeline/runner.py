@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from remote_agent.pipeline.failures import describe_failure, fail, one_line
+from remote_agent.pipeline.host import HostShards
 from remote_agent.pipeline.imports import import_model_code
 from remote_agent.pipeline.timing import Stages
 from remote_agent.protocol.internal import (
@@ -50,6 +51,7 @@ class Runner:
         self._device: Device | None = None
         self._has_context = False
         self._held: Held | None = None
+        self._host = HostShards()
 
     def run(self, job: WorkerJob) -> bool:
         """Do one job and report how it went; False if it failed, or was called off before it could go.
@@ -66,7 +68,7 @@ class Runner:
 
     def _run_stages(self, job: WorkerJob, stages: Stages) -> bool:
         device = self._initialise(job, stages)
-        if self._held is None:
+        if self._held is None and job.recipe.builds_model:
             # Time that preflight takes anyway.
             import_model_code(Path(job.recipe.model.path).expanduser())
         go = self._line.receive()
@@ -75,10 +77,13 @@ class Runner:
         if not isinstance(go, WorkerGo):
             raise fail("protocol", f"a worker waits to be told to go on, not for a {type(go).__name__}")
         self._open_context(device, stages)
+        if job.recipe.target_tier == "host":
+            self._line.send(self._host.keep(job.recipe, go, device, stages, self._tell))
+            return True
         from remote_agent.pipeline.keeping import Keeping
         from remote_agent.pipeline.making import Making
 
-        making = Making(self._line.send, job, go, Keeping(job, go), device, stages)
+        making = Making(self._line.send, job, go, Keeping(job, go), device, stages, self._host)
         held = self._find_model(making, job, go, stages)
         if held.waits:
             self._wait(held, making)

@@ -23,6 +23,7 @@ from remote_agent.resident.checksum import sampled_checksum
 if TYPE_CHECKING:
     import torch
 
+    from remote_agent.loader.registrations import Registrations
     from remote_agent.resident.memory import SharedMemory
     from remote_agent.resident.reserved import ReservedRange
 
@@ -67,12 +68,14 @@ def load_weights(
     shards: tuple[ShardIdentity, ...],
     measure: Measure,
     progress: Callable[[int, int], None],
+    registered: Registrations | None = None,
     under: ReservedRange | None = None,
 ) -> Weights:
     """Return the checkpoint's tensors on ``device``; the shards must still be the same.
 
-    Where the recipe wants them to outlive this process they lie in sealed memory, which nothing can write any more.
-    So they do where they are to be mapped ``under`` what a process has warmed; nothing is rehearsed then.
+    ``registered`` are these very shards, where this process keeps them so. Where the recipe wants them to
+    outlive this process they lie in sealed memory, which nothing can write any more. So they do where they are
+    to be mapped ``under`` what a process has warmed; nothing is rehearsed then.
     Raises: CheckpointError or LoadError naming the file.
     """
     found = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
@@ -88,6 +91,7 @@ def load_weights(
         announce=measure.announce,
         settles_later=True,
         meanwhile=None if rehearsal is None else rehearsal.run,
+        registered=registered,
     )
     shared: list[SharedMemory] = []
 

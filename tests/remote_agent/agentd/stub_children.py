@@ -110,6 +110,7 @@ def worker(line: Line) -> None:
         message = line.receive()
         if isinstance(message, WorkerRelease):
             if (folder() / "keep-on-release").exists():
+                (folder() / "asked-to-release").touch()
                 signal.pause()
             os._exit(0)
         if isinstance(message, WorkerJob):
@@ -139,6 +140,10 @@ def serve(line: Line, job: WorkerJob, made: tuple[str, ...]) -> None:
             stage(line, name, words, job, name in made, time.monotonic_ns())
         line.send(WorkerReady(None, "", Tier.ARMED, 100))
         return
+    if job.recipe.target_tier == "host":
+        line.send(WorkerFinding(Finding("stub_registered", "info", f"{go.registered_bytes} bytes of others")))
+        register(line, job, words, bool(made))
+        return
     for name in STAGES:
         has_it = name in made or (is_resident and name == "weights")
         stage(line, name, words, job, has_it, time.monotonic_ns())
@@ -147,6 +152,18 @@ def serve(line: Line, job: WorkerJob, made: tuple[str, ...]) -> None:
         put_resident(job, go)
     tier = Tier.RESIDENT if job.recipe.target_tier == "resident" else Tier.STANDBY
     line.send(WorkerReady(time.monotonic_ns(), "42", tier, 1000, go.resident if keeps or is_resident else None))
+
+
+def register(line: Line, job: WorkerJob, words: list[str], is_reused: bool) -> None:
+    """Do what a ``host`` run does: no stage of a model; with ``refused`` nothing is registered."""
+    for name in ("context", "weights"):
+        stage(line, name, words, job, is_reused, time.monotonic_ns())
+    if "refused" in words:
+        line.send(WorkerFinding(Finding("not_registered", "warning", "cached instead of host: as the stub was told")))
+        line.send(WorkerReady(None, "", Tier.CACHED, 1000, is_held=False))
+        return
+    stage(line, "hold", words, job, False, time.monotonic_ns())
+    line.send(WorkerReady(None, "", Tier.HOST, 4096))
 
 
 def keeper_of(job: WorkerJob) -> KeeperAddress:

@@ -70,7 +70,7 @@ def test_an_armed_process_is_listed_as_what_it_is(agent: Agent) -> None:
         assert entry.pid == client.worker_pid()
 
     assert (run.state, run.tier_from, run.tier_to) == (RunState.READY, Tier.COLD, Tier.ARMED)
-    assert (run.output, run.first_output_ns) == ("", None)
+    assert (run.output, run.first_output_ns) == (None, None)
     assert stage_of(run, "weights").status is StageStatus.SKIPPED
     assert stage_of(run, "weights").reason == "weights are brought later"
     assert parts_sum_to_wall(run)

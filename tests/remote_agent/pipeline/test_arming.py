@@ -104,6 +104,7 @@ def test_the_first_answer_is_a_replay_and_compared_afterwards(bench: Bench, llam
     assert bench.gpu.replays == 2
     assert stages_over(first)["first_request"].extra["replayed"] is True
     assert stages_over(first)["hold"].extra["graph_equal"] is True
+    assert stages_over(first)["hold"].extra["settle_ns"] >= 0
     assert "graph_equal" not in stages_over(second)["hold"].extra
     assert output(first) == output(second)
     assert only(first, WorkerReady).tier is Tier.STANDBY
