@@ -39,6 +39,8 @@ from remote_agent.protocol.messages import (
     RunRecord,
     RunResult,
     RunUidParams,
+    StandbyStopParams,
+    StandbyStopResult,
     StatusResult,
     Tier,
 )
@@ -194,9 +196,17 @@ class Fleet:
     # --- actions ----------------------------------------------------------------
 
     async def warm(
-        self, node: str, recipe_name: str, *, run_uid: str | None = None, recipe: Recipe | None = None
+        self,
+        node: str,
+        recipe_name: str,
+        *,
+        run_uid: str | None = None,
+        recipe: Recipe | None = None,
+        arm: bool = False,
     ) -> str:
         """Start a run and return its uid; where every parallel place is taken it waits, and is seen waiting.
+
+        With ``arm`` it makes all but the weights, and its process waits for them.
 
         Raises: UsageError for an unknown name; NodeUnreachable with the link's reason; RequestRefused by the node.
         """
@@ -204,7 +214,7 @@ class Fleet:
         recipe = recipe or self.config.recipe(recipe_name)
         run_uid = run_uid or uuid.uuid4().hex
         await session.until_connected(session.node.connect_timeout_s)
-        await self._launches.launch(session, run_uid, recipe, session.node.connect_timeout_s + ANSWER_S)
+        await self._launches.launch(session, run_uid, recipe, session.node.connect_timeout_s + ANSWER_S, arm)
         return run_uid
 
     async def wait(self, node: str, run_uid: str, timeout_s: float | None = None) -> RunView:
@@ -249,6 +259,17 @@ class Fleet:
         answer = await session.request("resident.release", params, ReleaseResult)
         await session.status()
         return answer.released
+
+    async def stop_standbys(self, node: str, recipe_name: str) -> tuple[Resident, ...]:
+        """End the standbys of a recipe, armed or with weights; what is resident of it stays.
+
+        Raises: LinkError, RequestRefused.
+        """
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        answer = await session.request("standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
+        await session.status()
+        return answer.stopped
 
     async def probe(self, node: str) -> Probe:
         """Ask the node what it is. Raises: LinkError, RequestRefused."""

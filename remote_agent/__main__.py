@@ -27,6 +27,7 @@ VERBS = {
     "load": ("remote_agent.verbs.load", "load a checkpoint onto a device and time it"),
     "run": ("remote_agent.verbs.run", "warm a recipe through every stage, without a console"),
     "status": ("remote_agent.verbs.status", "what runs and what is held here"),
+    "standby": ("remote_agent.verbs.standby", "start a process that waits for a model's weights, or end it"),
     "release": ("remote_agent.verbs.release", "let go of warm models, or of the driver"),
     "cache": ("remote_agent.verbs.cache", "what compile caches keep, and clear them"),
     "stop": ("remote_agent.verbs.stop", "end the agent"),

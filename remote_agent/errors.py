@@ -16,6 +16,7 @@ AgentError
 │   ├── KeeperGoneError      none listens there
 │   └── KeeperRefusedError   it understood and refuses; the text is its own
 ├── NotResidentError     no resident of that name, or several; names what is resident
+├── NotArmableError      a process can't be armed for a model, or not be used for what is there; the text says why
 ├── ResidentLostError    a resident is there and can't be used: load it again
 └── JournalError         a journal can't be read
 """
@@ -124,6 +125,10 @@ class NotResidentError(AgentError):
     def __init__(self, text: str, resident: tuple[str, ...] = ()) -> None:
         super().__init__(text)
         self.resident = resident
+
+
+class NotArmableError(AgentError):
+    """A model can't be built over a reserved range, or weights can't be mapped there: the ordinary way is taken."""
 
 
 class ResidentLostError(AgentError):

@@ -12,7 +12,7 @@ from console.cli.common import Context, emit, json_option, run_async
 from console.cli.nodes import Answer, ask, exit_code
 from console.format import short_uid, size_text
 from remote_agent.protocol.codec import encode
-from remote_agent.protocol.messages import Finding, StatusResult
+from remote_agent.protocol.messages import Finding, StatusResult, Tier
 
 
 @click.command("status")
@@ -60,8 +60,9 @@ def _lines(answer: Answer[StatusResult]) -> Iterator[str]:
         yield report.one_line(report.of_view(answer.node, run))
     for resident in status.residents:
         attached = f"  {resident.attached} attached" if resident.attached else ""
+        glyph = "○" if resident.tier is Tier.ARMED else "✔"
         yield (
-            f"✔ {answer.node:<14} {resident.recipe:<16} {resident.tier.value:<9} {resident.device:<12} "
+            f"{glyph} {answer.node:<14} {resident.recipe:<16} {resident.tier.value:<9} {resident.device:<12} "
             f"{size_text(resident.bytes):>9}  {short_uid(resident.run_uid)}{attached}"
         )
     for finding in _memory_findings(status):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from console.format import coarse_duration, delta_text, duration_text, elapsed_pair, short_uid, sparkline
-from console.state import NodeState, RunView, elapsed_ns, eta_ns
+from console.state import NodeState, RunView, elapsed_ns, eta_ns, is_warm
 from console.widgets.node_view import UNKNOWN_RUN, Status, advice, earlier_runs, node_status, retry_words, run_word
 from console.widgets.paint import Line, Moment, Piece, choose, fit
 from console.widgets.stage_view import stage_progress_line, stage_rate_line
@@ -126,7 +126,7 @@ def _resting(state: NodeState, width: int, moment: Moment) -> list[Line]:
     last: Line = (("no run yet", "muted"),)
     strip: Line = BLANK
     if run is not None:
-        last = _last_words(run, is_warm=bool(state.residents))
+        last = _last_words(run, is_warm=is_warm(state))
         strip = _strip_line(run, run.wall_ns, width)
     key = moment.key("fleet.warm")
     hint: Line = ((key, "key"), (" warms a model here", "muted")) if key else BLANK

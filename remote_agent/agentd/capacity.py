@@ -104,6 +104,12 @@ def unexplained_bytes(gpu: Gpu, residents: Iterable[Resident]) -> int | None:
     return max(0, gpu.memory_used_bytes - explained - sum(size or 0 for size in sizes.values()))
 
 
+def process_bytes(pid: int, report: SamplerReport | None) -> int:
+    """Return what NVML says that a process takes of all GPUs; 0 where it says nothing."""
+    processes = [process for gpu in (report.gpus if report else ()) for process in gpu.processes]
+    return sum(process.memory_bytes or 0 for process in processes if process.pid == pid)
+
+
 def lies_on(resident: Resident) -> str:
     """Return whose memory a resident's bytes take: shards that are cached or registered are the host's."""
     return CPU if resident.tier in (Tier.CACHED, Tier.HOST) else resident.device

@@ -27,6 +27,8 @@ from remote_agent.protocol.messages import (
     RunStartResult,
     RunUidParams,
     ShutdownParams,
+    StandbyStopParams,
+    StandbyStopResult,
     StatusResult,
 )
 
@@ -48,6 +50,8 @@ def methods(supervisor: Supervisor) -> Mapping[str, Handler]:
         "resident.release": calls.resident_release,
         "cache.list": calls.cache_list,
         "cache.clear": calls.cache_clear,
+        "standby.start": calls.standby_start,
+        "standby.stop": calls.standby_stop,
         "shutdown": calls.shutdown,
     }
 
@@ -91,6 +95,12 @@ class _Calls:
 
     def _cache(self, directory: str | None) -> Path:
         return self._supervisor.cache if directory is None else Path(directory).expanduser()
+
+    async def standby_start(self, params: object) -> RunStartResult:
+        return self._supervisor.start_run(cast(RunStartParams, params), arm=True)
+
+    async def standby_stop(self, params: object) -> StandbyStopResult:
+        return StandbyStopResult(await self._supervisor.stop_standbys(cast(StandbyStopParams, params).recipe))
 
     async def shutdown(self, params: object) -> Empty:
         await self._supervisor.shut_down(cast(ShutdownParams, params))

@@ -179,6 +179,18 @@ class Residents:
         await asyncio.gather(*(self._release(held, reason, force) for held in chosen))
         return tuple(held.resident for held in chosen if held not in self._holders)
 
+    async def stop_standbys(self, recipe: str, reason: str) -> tuple[Resident, ...]:
+        """End the processes that hold a recipe or are armed for it; what the keeper has of it stays resident.
+
+        Raises: RefusedError ``busy`` if one serves a run; then none has ended
+        """
+        chosen = [held for held in self._holders if held.worker is not None and held.resident.recipe == recipe]
+        for held in chosen:
+            _refuse_busy(held)
+        ends = [self._end_worker(held.worker, held, reason) for held in chosen if held.worker is not None]
+        await asyncio.gather(*ends)
+        return tuple(held.resident for held in chosen if held not in self._holders)
+
     async def end_all(self, reason: str) -> None:
         """End every worker that holds something, busy or not. What the keeper has stays there."""
         await asyncio.gather(

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from remote_agent.agentd import hostfacts
-from remote_agent.agentd.capacity import CPU, needs_sampler, resolve_devices
+from remote_agent.agentd.capacity import CPU, needs_sampler, process_bytes, resolve_devices
 from remote_agent.agentd.checking import Preflight, figures, found_tier
 from remote_agent.agentd.crew import Crew
 from remote_agent.agentd.holders import ReuseKey
@@ -25,7 +25,7 @@ from remote_agent.agentd.timeline import Figure, Figures, Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
 from remote_agent.protocol.budget import parse_budget
-from remote_agent.protocol.internal import ShardIdentity
+from remote_agent.protocol.internal import ShardIdentity, WorkerReady
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
@@ -40,8 +40,9 @@ from remote_agent.protocol.messages import (
     StageRecord,
     Tier,
 )
-from remote_agent.recipe import model_hash, recipe_hash
+from remote_agent.recipe import armed_hash, model_hash, recipe_hash
 from remote_agent.resident.names import resident_name
+from remote_agent.resident.stand_in import choose_chunk_bytes
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +60,13 @@ _PROBE_REASONS = {
 
 
 class Run:
-    """An accepted run. `record` is what it is now; ``finished`` is set once that is final."""
+    """An accepted run. `record` is what it is now; ``finished`` is set once that is final.
 
-    def __init__(self, services: Services, params: RunStartParams) -> None:
-        self._services, self.params, self._recipe = services, params, params.recipe
+    With ``arm`` its workers make all but the weights, and wait for a run that brings those.
+    """
+
+    def __init__(self, services: Services, params: RunStartParams, arm: bool = False) -> None:
+        self._services, self.params, self._recipe, self.arm = services, params, params.recipe, arm
         self._hash = recipe_hash(params.recipe)
         self._accepted_wall_ns = time.time_ns()
         timeline = Timeline(time.monotonic_ns())
@@ -217,18 +221,26 @@ class Run:
         report = await check.report()
         self._shards = report.shards
         held = self._crew.tier_held(report.shards)
-        if held is None:
+        if held is None and not self.arm:
             await self._replace_stale()
-        found = [found_tier(report), *([held] if held is not None else [])]
+        found = [found_tier(report)]
         if self._recipe.builds_model:
             missing = [device for device in self._devices if not self._is_resident(device)]
-            for device in missing if held is not Tier.STANDBY else ():
-                await self._find_room(check, device, report.bytes)
+            in_need = self._devices if self.arm else missing
+            needed_bytes = choose_chunk_bytes(report.bytes, 0) if self.arm else report.bytes
+            has_it = held is Tier.STANDBY or (self.arm and held is Tier.ARMED)
+            for device in () if has_it else in_need:
+                await self._find_room(check, device, needed_bytes)
+            # Without its weights an armed process saves less than they cost.
+            counts = held is not None and (held is not Tier.ARMED or self.arm or not missing)
+            found += [held] if held is not None and counts else []
             found += [Tier.RESIDENT] if not missing else []
         elif held is None:
             await self._find_room(check, CPU, report.bytes - (report.cached_bytes or 0))
+        else:
+            found.append(held)
         self._tier_from = max(found, key=list(Tier).index)
-        if self._recipe.target_tier == "resident":
+        if self._recipe.target_tier == "resident" or held is Tier.ARMED:
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
 
@@ -262,7 +274,8 @@ class Run:
         cache = self._recipe.compile.cache_directory or str(self._services.state.cache)
         stderr = self._services.store.stderr_path(self.params.run_uid)
         state = str(self._services.state.root)
-        return Order(self.params.run_uid, self._recipe, device, self.params.python, cache, stderr, state, self._owner)
+        python, owner = self.params.python, self._owner
+        return Order(self.params.run_uid, self._recipe, device, python, cache, stderr, state, owner, self.arm)
 
     @property
     def _owner(self) -> str:
@@ -274,15 +287,19 @@ class Run:
     def _is_resident(self, device: str) -> bool:
         return self._services.residents.kept.has(self._resident_name(device))
 
-    def _reuse_key(self, device: str, is_of_model: bool = False) -> ReuseKey:
-        """Return the key of a process that has what this recipe makes, or what any recipe of the model loads."""
-        content = model_hash(self._recipe) if is_of_model else self._hash
+    def _reuse_key(self, device: str, tier: Tier = Tier.STANDBY) -> ReuseKey:
+        """Return the key of a process that has what this recipe makes, or that serves more recipes than this one."""
+        digests = {Tier.ARMED: armed_hash, Tier.HOST: model_hash}
+        content = digests[tier](self._recipe) if tier in digests else self._hash
         return ReuseKey(content, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
 
     def _find_standbys(self) -> dict[str, Worker]:
-        """Return an idle process for every device that has the model warm, else one that has its shards registered."""
-        for is_of_model in (False, True):
-            keys = {device: self._reuse_key(device, is_of_model) for device in self._devices}
+        """Return an idle process for every device: one that has the model warm, is armed, or has its shards registered.
+
+        To arm, shards that are registered are of no use.
+        """
+        for tier in (Tier.STANDBY, Tier.ARMED) if self.arm else (Tier.STANDBY, Tier.ARMED, Tier.HOST):
+            keys = {device: self._reuse_key(device, tier) for device in self._devices}
             found = {device: self._services.residents.find(key) for device, key in keys.items()}
             whole = {device: worker for device, worker in found.items() if worker is not None}
             if whole and len(whole) == len(found):
@@ -290,9 +307,9 @@ class Run:
         return {}
 
     def _tier_waiting(self) -> Tier:
-        """Return how warm a process that waits has the model; cold where none does."""
+        """Return how warm a process that waits has the model; cold where none does, or where weights are missing."""
         tiers = [self._services.residents.tier_of(worker) for worker in self._find_standbys().values()]
-        return tiers[0] if tiers and tiers[0] is not None else Tier.COLD
+        return tiers[0] if tiers and tiers[0] not in (None, Tier.ARMED) else Tier.COLD
 
     def _hold(self) -> None:
         residents = self._services.residents
@@ -303,7 +320,7 @@ class Run:
                 self._recipe.model.path,
                 device,
                 ready.tier,
-                ready.bytes,
+                self._held_bytes(worker, ready),
                 worker.child.pid,
                 self._owner,
                 time.time_ns(),
@@ -311,9 +328,15 @@ class Run:
                 ready.resident,
             )
             if ready.is_held:
-                residents.hold(worker, self._reuse_key(device, ready.tier is Tier.HOST), resident)
+                residents.hold(worker, self._reuse_key(device, ready.tier), resident)
             else:
                 residents.hold_nothing(worker, resident)
+
+    def _held_bytes(self, worker: Worker, ready: WorkerReady) -> int:
+        """Return what a holder takes of its device; of an armed one NVML knows the context's part too."""
+        if ready.tier is not Tier.ARMED:
+            return ready.bytes
+        return max(ready.bytes, process_bytes(worker.child.pid, self._services.sampler.report))
 
     # --- what happens to it ---
 
@@ -338,7 +361,7 @@ class Run:
         stuck: list[tuple[Child, str]] = []
         if event is RunEvent.SUCCEED:
             unreached = "not reported" if self._recipe.builds_model else f"not part of {self._recipe.target_tier}"
-            self._board.close("over when the run was", unreached)
+            self._board.close("over when the run was", "weights are brought later" if self.arm else unreached)
         else:
             self._board.close(failure.detail[:300] if failure else event.value)
             stuck = await self._crew.dismiss(self._preflight.child if self._preflight else None)

@@ -128,13 +128,16 @@ class Supervisor:
 
     # --- runs ---
 
-    def start_run(self, params: RunStartParams) -> RunStartResult:
-        """Accept a run, or answer with the one of that uid. Raises: RefusedError"""
+    def start_run(self, params: RunStartParams, arm: bool = False) -> RunStartResult:
+        """Accept a run, or answer with the one of that uid; with ``arm`` one without weights. Raises: RefusedError"""
         known = self.find_run(params.run_uid)
         if known is not None:
             return RunStartResult(known, created=False)
         self._refuse_unsupported(params)
-        run = Run(self._services, params)
+        if arm and params.recipe.target_tier != "standby":
+            text = f"target_tier {params.recipe.target_tier}: only a standby can be armed before its weights are there"
+            raise RefusedError("unsupported", text)
+        run = Run(self._services, params, arm)
         self.events.emit_or_refuse(run.accepted(), params.run_uid)
         self._runs[params.run_uid] = run
         task = self._tasks[params.run_uid] = asyncio.ensure_future(run.execute())
@@ -227,6 +230,17 @@ class Supervisor:
             run_uid = None if params.everything else params.run_uid
             released = await self._residents.release(run_uid, "released by request", params.force, params.wait_s)
         return ReleaseResult(released, params.driver and await self._keeper.release())
+
+    async def stop_standbys(self, recipe: str) -> tuple[Resident, ...]:
+        """End the standbys of a recipe, armed or with weights, and what arms one now. Raises: RefusedError"""
+        arming = [run for run in self._runs.values() if run.arm and run.params.recipe.name == recipe]
+        for run in arming:
+            run.stop(RunEvent.CANCEL, "its standby was stopped by request")
+        await asyncio.gather(*(run.finished.wait() for run in arming))
+        stopped = await self._residents.stop_standbys(recipe, "stopped by request")
+        if not stopped and not arming:
+            raise RefusedError("no_such_standby", f"no process waits for or holds {recipe} on this node")
+        return stopped
 
     async def shut_down(self, params: ShutdownParams) -> None:
         """End runs, holders and the agent. Raises: RefusedError ``busy`` unless forced or idle."""

@@ -31,7 +31,7 @@ class SpawnError(AgentError):
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is started for. ``owner``: whose the warm model will be."""
+    """What a worker is started for. ``owner``: whose the warm model will be; ``arm``: it is to wait for weights."""
 
     run_uid: str
     recipe: Recipe
@@ -41,6 +41,7 @@ class Order:
     stderr: Path
     state_directory: str
     owner: str
+    arm: bool = False
 
 
 class Worker:
@@ -72,6 +73,7 @@ class Worker:
                 self.zygote_reason,
                 order.state_directory,
                 order.owner,
+                order.arm,
             )
         )
 

@@ -9,8 +9,12 @@ if TYPE_CHECKING:
     import torch
 
     from remote_agent.resident.memory import SharedMemory
+    from remote_agent.resident.reserved import ReservedRange
 
 Fact = Union[int, float, str, bool, None]
+
+Replay = Callable[[], None]
+"""Does captured work once more, on the same memory; queued where the device queues."""
 
 
 class Device(Protocol):
@@ -43,6 +47,9 @@ class Device(Protocol):
     def memory(self) -> tuple[int, int]:
         """Return free and total bytes."""
 
+    def pool_bytes(self) -> int:
+        """Return what torch's allocator has of the device's memory, in use or not; 0 where that is not counted."""
+
     def share(self, size_bytes: int) -> SharedMemory:
         """Return memory that can outlive this process, at least ``size_bytes`` of it."""
 
@@ -50,6 +57,16 @@ class Device(Protocol):
         """Return shared memory behind a descriptor, which may be closed then, as a flat uint8 tensor to read.
 
         ``on_gone`` is called when nothing uses it any more. Raises: ResidentLostError, `on_gone` is not called then.
+        """
+
+    def reserve(self, size_bytes: int) -> ReservedRange:
+        """Return addresses for at least ``size_bytes``, as much as `share` would give, with a stand-in under them."""
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
+        """Return what ``work`` gives and how to do it again without Python; None where a device has no graphs.
+
+        ``work`` runs a few times. Each replay writes the returned tensor anew. Raises: RuntimeError, DeviceError if it
+        can't be captured.
         """
 
     def close(self) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.devices.base import Fact
+from remote_agent.devices.base import Fact, Replay
 from remote_agent.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
 
     from remote_agent.resident.memory import SharedMemory
+    from remote_agent.resident.reserved import ReservedRange
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -50,6 +51,10 @@ class CpuDevice:
         except (OSError, ValueError, KeyError) as error:
             raise DeviceError(f"{MEMINFO} can't be read: {error}", "read", "meminfo") from error
 
+    def pool_bytes(self) -> int:
+        """Torch's memory is the process's own."""
+        return 0
+
     def share(self, size_bytes: int) -> SharedMemory:
         from remote_agent.resident.host_memory import HostMemory
 
@@ -63,6 +68,17 @@ class CpuDevice:
         from remote_agent.resident.host_memory import map_host_memory
 
         return map_host_memory(descriptor, size_bytes, on_gone)
+
+    def reserve(self, size_bytes: int) -> ReservedRange:
+        from remote_agent.resident.host_memory import tensor_at
+        from remote_agent.resident.host_range import HostPlace
+        from remote_agent.resident.reserved import ReservedRange
+
+        return ReservedRange(HostPlace(size_bytes), tensor_at)
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
+        """A CPU has no graphs."""
+        return None
 
     def close(self) -> None:
         """Nothing was taken."""

@@ -44,8 +44,13 @@ def hold_model(
     measure.extra["holder"] = "keeper" if is_resident else "worker"
     if backing.problem is not None and not backing.is_kept:
         measure.reason = f"standby: the weights do not outlive this process: {backing.problem}"
+    describe_memory(device, measure)
+    tier = Tier.RESIDENT if is_resident else Tier.STANDBY
+    return Kept(tier, measure.bytes, backing, keeping.name if backing.is_kept else None, measure.reason)
+
+
+def describe_memory(device: Device, measure: Measure) -> None:
+    """Say in the span what is free on the device, and of how much."""
     free, total = device.memory()
     measure.extra["memory_free_bytes"] = free
     measure.extra["memory_total_bytes"] = total
-    tier = Tier.RESIDENT if is_resident else Tier.STANDBY
-    return Kept(tier, measure.bytes, backing, keeping.name if backing.is_kept else None, measure.reason)

@@ -111,6 +111,7 @@ class WorkerJob:
 
     ``init_mono_ns``: when agentd asked for the worker, where the ``init`` stage starts.
     ``state_directory``: where the keeper is found that may have the weights; ``owner``: whose they are there.
+    ``arm``: make all that the weights do not decide, and wait for them.
     """
 
     run_uid: str
@@ -121,6 +122,7 @@ class WorkerJob:
     zygote_reason: str | None = None
     state_directory: str | None = None
     owner: str = ""
+    arm: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,8 @@ class WorkerFinding:
 class WorkerReady:
     """Every stage is done and the model is held. ``first_output_mono_ns`` is a point in time, if there was an output.
 
-    ``tier`` is ``standby`` where the worker holds it. ``resident``: what the keeper has it as, if it has it.
+    ``tier`` is ``standby`` where the worker holds it, ``armed`` where it waits for its weights. ``resident``: what the
+    keeper has it as, if it has it.
     Without ``is_held`` nobody holds anything: the bytes are in the page cache, which the kernel keeps.
     """
 

@@ -34,12 +34,16 @@ def _not_whole(name: str, path: str | None) -> Iterator[str]:
 
 
 class Tier(str, enum.Enum):
-    """How warm a model is on a node, coldest first."""
+    """How warm a model is on a node, coldest first.
+
+    ``armed``: a process has all of it but the weights, which the keeper has when a run starts from there.
+    """
 
     COLD = "cold"
     CACHED = "cached"
     HOST = "host"
     RESIDENT = "resident"
+    ARMED = "armed"
     STANDBY = "standby"
     PARKED = "parked"
 
@@ -750,6 +754,21 @@ class CacheClearResult:
 
 
 @dataclass(frozen=True)
+class StandbyStopParams:
+    """Which standbys to end, by their recipe's name: armed ones, and those that hold weights.
+
+    What the keeper has of those weights stays resident.
+    """
+
+    recipe: str
+
+
+@dataclass(frozen=True)
+class StandbyStopResult:
+    stopped: tuple[Resident, ...]
+
+
+@dataclass(frozen=True)
 class ShutdownParams:
     """``keeper``: end the keeper too. Refused while something is held or runs, unless ``force``.
 
@@ -780,6 +799,8 @@ METHODS: dict[str, Method] = {
     "resident.release": Method(ReleaseParams, ReleaseResult),
     "cache.list": Method(CacheListParams, CacheListResult),
     "cache.clear": Method(CacheClearParams, CacheClearResult),
+    "standby.start": Method(RunStartParams, RunStartResult),
+    "standby.stop": Method(StandbyStopParams, StandbyStopResult),
     "shutdown": Method(ShutdownParams, Empty),
 }
 

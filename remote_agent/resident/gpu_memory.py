@@ -34,30 +34,39 @@ class GpuSpace:
 
     def create(self, size_bytes: int) -> GpuMemory:
         """Return at least ``size_bytes`` of this GPU's memory. Raises: DeviceError"""
-        self._require_support()
-        module = self.driver.module
-        properties = module.CUmemAllocationProp()
-        properties.type = module.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = self.ordinal
-        properties.requestedHandleTypes = self.handle_type
-        flag = module.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        step = int(self.driver("cuMemGetAllocationGranularity", properties, flag))
-        size_bytes = -(-max(size_bytes, 1) // step) * step
-        handle = self.driver("cuMemCreate", size_bytes, properties, 0)
-        mapping = self.map(handle, size_bytes, self._access("READWRITE"), lambda: None)
+        size_bytes = self.rounded(size_bytes)
+        handle = self.make(size_bytes)
+        mapping = self.map(handle, size_bytes, self.access("READWRITE"), lambda: None)
         return GpuMemory(self, handle, mapping)
+
+    def rounded(self, size_bytes: int) -> int:
+        """Return how much memory `create` gives for ``size_bytes``. Raises: DeviceError"""
+        self._require_support()
+        flag = self.driver.module.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        step = int(self.driver("cuMemGetAllocationGranularity", self._properties(), flag))
+        return -(-max(size_bytes, 1) // step) * step
+
+    def make(self, size_bytes: int) -> Any:
+        """Return a handle of new memory, not mapped yet; ``size_bytes`` must be `rounded`. Raises: DeviceError"""
+        return self.driver("cuMemCreate", size_bytes, self._properties(), 0)
+
+    def import_memory(self, descriptor: int) -> Any:
+        """Return a handle of the memory behind a descriptor. Raises: ResidentLostError if it is not known any more."""
+        try:
+            return self.driver("cuMemImportFromShareableHandle", descriptor, self.handle_type)
+        except DeviceError as error:
+            raise ResidentLostError(f"the memory can't be imported: {error}") from error
 
     def map_descriptor(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
         """Return ``size_bytes`` behind a descriptor as a uint8 tensor that no kernel and no copy can write.
 
         ``on_gone`` is called when the map has gone. Raises: ResidentLostError if the driver does not know it any more.
         """
+        handle = self.import_memory(descriptor)
         try:
-            handle = self.driver("cuMemImportFromShareableHandle", descriptor, self.handle_type)
-            mapping = self.map(handle, size_bytes, self._access("READ"), on_gone)
+            mapping = self.map(handle, size_bytes, self.access("READ"), on_gone)
         except DeviceError as error:
-            raise ResidentLostError(f"the memory can't be imported: {error}") from error
+            raise ResidentLostError(f"the memory can't be mapped: {error}") from error
         return self.to_tensor(mapping)
 
     def map(self, handle: Any, size_bytes: int, access: Any, on_gone: Callable[[], None]) -> Mapping:
@@ -70,13 +79,12 @@ class GpuSpace:
             undo.append(("cuMemUnmap", address, size_bytes))
             self.driver("cuMemSetAccess", address, size_bytes, [access], 1)
         except BaseException:
-            _undo(self.driver, undo)
+            undo_calls(self.driver, undo)
             raise
-        driver, synchronise = self.driver, self._synchronise
 
         def give_back() -> None:
-            _wait(synchronise)  # a kernel may still read what its tensor no longer keeps
-            _undo(driver, undo)
+            self.wait()  # a kernel may still read what its tensor no longer keeps
+            undo_calls(self.driver, undo)
             on_gone()
 
         return Mapping(int(address), size_bytes, give_back)
@@ -84,19 +92,36 @@ class GpuSpace:
     def make_read_only(self, mapping: Mapping) -> None:
         """Let nothing in this process write the mapped memory any more. Raises: DeviceError"""
         self._synchronise()
-        self.driver("cuMemSetAccess", mapping.address, mapping.size_bytes, [self._access("READ")], 1)
+        self.driver("cuMemSetAccess", mapping.address, mapping.size_bytes, [self.access("READ")], 1)
 
     @property
     def handle_type(self) -> Any:
         return self.driver.module.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
-    def _access(self, kind: str) -> Any:
+    def wait(self) -> None:
+        """Wait for what may still use mapped memory; a device that can't say so is not waited for."""
+        try:
+            self._synchronise()
+        except (DeviceError, RuntimeError) as error:
+            log.warning("before memory is unmapped: %s", error)
+
+    def access(self, kind: str) -> Any:
+        """Return the driver's description of access to this GPU's memory: ``READ`` or ``READWRITE``."""
         module = self.driver.module
         access = module.CUmemAccessDesc()
         access.location.type = module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         access.location.id = self.ordinal
         access.flags = getattr(module.CUmemAccess_flags, f"CU_MEM_ACCESS_FLAGS_PROT_{kind}")
         return access
+
+    def _properties(self) -> Any:
+        module = self.driver.module
+        properties = module.CUmemAllocationProp()
+        properties.type = module.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self.ordinal
+        properties.requestedHandleTypes = self.handle_type
+        return properties
 
     def _require_support(self) -> None:
         attribute = "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
@@ -144,14 +169,7 @@ def tensor_on(mapping: Mapping) -> torch.Tensor:
     return tensor.view(torch.uint8)
 
 
-def _wait(synchronise: Callable[[], None]) -> None:
-    try:
-        synchronise()
-    except (DeviceError, RuntimeError) as error:
-        log.warning("before memory is unmapped: %s", error)
-
-
-def _undo(driver: Calls, calls: list[tuple[Any, ...]]) -> None:
+def undo_calls(driver: Calls, calls: list[tuple[Any, ...]]) -> None:
     """Make ``calls``, the last first; one that fails does not keep the others from being made."""
     while calls:
         function, *arguments = calls.pop()

@@ -64,27 +64,45 @@ def map_host_memory(descriptor: int, size_bytes: int, on_gone: Callable[[], None
     ``on_gone`` is called when the map has gone. Raises: ResidentLostError if the memory is not what it is said to be.
     """
     try:
-        held_bytes = os.fstat(descriptor).st_size
-        if held_bytes < size_bytes:
-            raise ResidentLostError(f"the memory has {held_bytes} bytes, its manifest says {size_bytes}")
-        if not has_fixed_size(descriptor):
-            raise ResidentLostError("the memory is not sealed: it could be cut short while it is used")
+        check_held(descriptor, size_bytes)
         return tensor_at(_map(descriptor, size_bytes, mmap.PROT_READ, on_gone))
     except OSError as error:
         raise ResidentLostError(f"the memory can't be mapped: {error.strerror}") from error
 
 
+def check_held(descriptor: int, size_bytes: int) -> None:
+    """Raises: ResidentLostError if the memory behind a descriptor is too short or could be cut short, OSError"""
+    held_bytes = os.fstat(descriptor).st_size
+    if held_bytes < size_bytes:
+        raise ResidentLostError(f"the memory has {held_bytes} bytes, its manifest says {size_bytes}")
+    if not has_fixed_size(descriptor):
+        raise ResidentLostError("the memory is not sealed: it could be cut short while it is used")
+
+
 def _map(descriptor: int, size_bytes: int, protection: int, on_gone: Callable[[], None]) -> Mapping:
-    # Not the module's own map: torch warns of a buffer that can't be written, and takes an address as it is.
-    address = _libc().mmap(None, size_bytes, protection, mmap.MAP_SHARED, descriptor, 0)
-    if address == _MAP_FAILED:
-        _check(-1)
+    address = map_at(None, size_bytes, protection, mmap.MAP_SHARED, descriptor)
 
     def give_back() -> None:
-        _libc().munmap(address, size_bytes)
+        unmap_at(address, size_bytes)
         on_gone()
 
     return Mapping(address, size_bytes, give_back)
+
+
+def map_at(address: int | None, size_bytes: int, protection: int, flags: int, descriptor: int) -> int:
+    """Return where memory is mapped now: mmap(2), from the descriptor's first byte on. Raises: OSError
+
+    Not the module's own: torch warns of a buffer that can't be written, and takes an address as it is.
+    """
+    found = _libc().mmap(address, size_bytes, protection, flags, descriptor, 0)
+    if found == _MAP_FAILED:
+        _check(-1)
+    return int(found)
+
+
+def unmap_at(address: int, size_bytes: int) -> None:
+    """Give addresses back with what is mapped there."""
+    _libc().munmap(address, size_bytes)
 
 
 def tensor_at(mapping: Mapping) -> torch.Tensor:

@@ -58,38 +58,47 @@ def main(argv: list[str]) -> int:
         "Warm a recipe as far as its target_tier says (cached, host, resident or standby) and keep that until it is "
         "released.",
     )
+    add_recipe(parser)
+    parser.add_argument("--release", action="store_true", help="let the model go when it was ready")
+    return start(parser.parse_args(argv), "run.start")
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Let a verb take a recipe and the Python to run it with."""
     parser.add_argument(
         "recipe", type=path_argument, help="a recipe in TOML or JSON; relative paths in it start at its own folder"
     )
-    parser.add_argument("--release", action="store_true", help="let the model go when it was ready")
     parser.add_argument("--python", default="", help="the Python with torch, as a command line (default: this one)")
-    arguments = parser.parse_args(argv)
+
+
+def start(arguments: argparse.Namespace, method: str) -> int:
+    """Start a run by one of the wire's methods, follow it to its end, and return the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's word counts
             signal.signal(number, _end)
-    return guarded(lambda: _run(arguments))
+    return guarded(lambda: _run(arguments, method))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise Ended(number)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, method: str) -> int:
     recipe = resolve_paths(read_recipe(arguments.recipe), arguments.recipe.parent)
     actor = Actor(hostfacts.user_name(), socket.gethostname())
     python = tuple(shlex.split(arguments.python))
     params = RunStartParams(str(uuid.uuid4()), recipe, actor, python)
     with open_client(state_of(arguments), "run") as client:
-        return _follow(client, params, arguments)
+        return _follow(client, params, arguments, method)
 
 
-def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespace) -> int:
+def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespace, method: str) -> int:
     newest_seq = client.hello("run").newest_seq
     client.call("subscribe", SubscribeParams("", newest_seq, samples=False), SubscribeResult)
     code = 0
     show = _Printer(params.run_uid)
     try:
-        client.call("run.start", params, RunStartResult)
+        client.call(method, params, RunStartResult)
         record = _wait(client, params.run_uid, (lambda line: None) if arguments.json else show)
     except KeyboardInterrupt as interrupt:
         code = int(getattr(interrupt, "exit_code", 128 + signal.SIGINT))

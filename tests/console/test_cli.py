@@ -231,6 +231,20 @@ def test_there_is_nothing_to_cancel_or_release_where_nothing_is(capsys: pytest.C
     ]
 
 
+def test_a_standby_that_can_t_be_armed_is_a_failed_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Preflight refuses as for any run; there is nothing to stop then, and that is said by the node."""
+    assert run(["standby", "start", "missing", "here", "--json"]) == 1
+    captured = capsys.readouterr()
+    (live,) = json.loads(captured.out)["runs"]
+    assert captured.err.splitlines()[0] == "arm missing (/no/such/model) on 1 node: here"
+    assert (live["status"], live["failure"]["stage"]) == ("failed", "preflight")
+
+    assert run(["standby", "stop", "missing", "here", "--json"]) == 1
+    (answer,) = document(capsys)["nodes"]  # type: ignore[misc]
+    assert answer["stopped"] == []
+    assert "no process waits for or holds missing" in answer["error"]
+
+
 @pytest.mark.parametrize(("answer", "code"), [(b"n\n", 4), (b"\n", 4), (b"y\n", 1)])
 def test_on_a_terminal_a_pattern_is_asked_about(answer: bytes, code: int) -> None:
     """What a pattern chose is named and must be confirmed; anything but yes changes nothing, exit code 4."""

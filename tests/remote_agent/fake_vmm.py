@@ -38,7 +38,11 @@ def _settings() -> SimpleNamespace:
 
 
 class FakeVmm:
-    """The calls of ``cuda.bindings.driver`` for memory behind descriptors. ``fail_at``: a call that always fails."""
+    """The calls of ``cuda.bindings.driver`` for memory behind descriptors.
+
+    ``fail_at``: a call that always fails, once it has worked ``works_before`` times. ``maps``: by address, its size
+    and whether it may be touched.
+    """
 
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
@@ -53,10 +57,11 @@ class FakeVmm:
         self.supports_descriptors = True
         self.free_bytes = 1 << 30
         self.fail_at: str | None = None
+        self.works_before = 0
         self.vmm_calls: list[str] = []
         self.handles: dict[int, int] = {}
         self.ranges: dict[int, int] = {}
-        self.maps: dict[int, int] = {}
+        self.maps: dict[int, tuple[int, bool]] = {}
         self._libc: Any = ctypes.CDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
@@ -70,7 +75,10 @@ class FakeVmm:
 
     def _fails(self, name: str) -> bool:
         self.vmm_calls.append(name)
-        return self.fail_at == name
+        if self.fail_at != name:
+            return False
+        self.works_before -= 1
+        return self.works_before < 0
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[Any, ...]:
         return OK, int(attribute == 103 and self.supports_descriptors)
@@ -109,30 +117,47 @@ class FakeVmm:
         return OK, address
 
     def cuMemMap(self, address: int, size: int, offset: int, handle: int, flags: int) -> tuple[Any, ...]:
-        if self._fails("cuMemMap") or self.ranges.get(address) != size or handle not in self.handles:
+        if self._fails("cuMemMap") or offset or flags or size % GRANULARITY_BYTES or handle not in self.handles:
+            return INVALID
+        if not self._is_reserved(address, size) or self._maps_in(address, size):
             return INVALID
         if size > os.fstat(self.handles[handle]).st_size:
             return INVALID
         self._libc.mmap(address, size, 0, mmap.MAP_SHARED | MAP_FIXED, self.handles[handle], 0)
-        self.maps[address] = size
+        self.maps[address] = (size, False)
         return (OK,)
 
     def cuMemSetAccess(self, address: int, size: int, accesses: list[Any], count: int) -> tuple[Any, ...]:
-        if self._fails("cuMemSetAccess") or self.maps.get(address) != size or len(accesses) != count:
+        """Take a range of whole maps with nothing unmapped between them, as the driver does."""
+        inside = self._maps_in(address, size)
+        whole = sum(self.maps[place][0] for place in inside) == size and min(inside, default=-1) == address
+        if self._fails("cuMemSetAccess") or not whole or len(accesses) != count:
             return INVALID
         self._libc.mprotect(address, size, PROTECTION[accesses[0].flags])
+        self.maps.update({place: (self.maps[place][0], True) for place in inside})
         return (OK,)
 
     def cuMemUnmap(self, address: int, size: int) -> tuple[Any, ...]:
-        if self._fails("cuMemUnmap") or self.maps.pop(address, None) != size:
+        if self._fails("cuMemUnmap") or self.maps.get(address, (0, False))[0] != size:
             return INVALID
+        del self.maps[address]
         kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
         self._libc.mmap(address, size, 0, kind, -1, 0)
         return (OK,)
 
+    def _is_reserved(self, address: int, size: int) -> bool:
+        return any(start <= address and address + size <= start + length for start, length in self.ranges.items())
+
+    def _maps_in(self, address: int, size: int) -> list[int]:
+        """Return where maps begin that lie in a range, if only in part."""
+        return [
+            start for start, (length, _) in self.maps.items() if start < address + size and address < start + length
+        ]
+
     def cuMemAddressFree(self, address: int, size: int) -> tuple[Any, ...]:
-        if self._fails("cuMemAddressFree") or address in self.maps or self.ranges.pop(address, None) != size:
+        if self._fails("cuMemAddressFree") or self._maps_in(address, size) or self.ranges.get(address) != size:
             return INVALID
+        del self.ranges[address]
         self._libc.munmap(address, size)
         return (OK,)
 

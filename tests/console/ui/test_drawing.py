@@ -14,7 +14,7 @@ from console.widgets.glyphs import ASCII, UNICODE, Glyphs
 from console.widgets.grid import Grid, panel_grid
 from console.widgets.header import count_nodes, header_line
 from console.widgets.node_filter import FilterError, parse_filter
-from console.widgets.node_view import Status, node_status
+from console.widgets.node_view import Status, next_tier, node_status
 from console.widgets.paint import ROLES, Line, Moment, plain
 from console.widgets.panel import PANEL_HEIGHT, Highlight, panel_lines
 from console.widgets.row import row_line
@@ -23,7 +23,7 @@ from console.widgets.run_model import Before, before_of_rows, detail_of_rows, de
 from console.widgets.strip import stage_strip
 from console.widgets.waterfall import waterfall_lines
 from console.widgets.wrap import wrap
-from remote_agent.protocol.messages import Tier
+from remote_agent.protocol.messages import Resident, Tier
 from tests.console.ui import scenes
 from tests.console.ui.fake_fleet import run_row, stage_rows
 from tests.console.ui.scenes import MS, NOW_MONO_NS, NOW_WALL_NS, S
@@ -81,6 +81,31 @@ def test_a_failed_node_says_where_why_and_what_to_do() -> None:
     assert "✖ failed" in text
     assert "compile: no kernel image for sm_90: torch 2.1 is built for sm_80" in text
     assert "→ enter shows why, w tries again" in text
+
+
+def test_a_node_whose_only_process_waits_for_weights_is_not_ready() -> None:
+    """Armed is said beside the recipe with what it takes; no model is warm there."""
+    entry = Resident("run-1", "chat", "/models/chat", "cpu", Tier.ARMED, 2 * 10**9, 42, "ada@laptop", 0)
+    state = replace(scenes.cold("eu-01"), residents=(entry,))
+
+    assert node_status(state) is Status.COLD
+    assert "chat  armed 2.00 GB" in text_of(state, 100)
+    assert node_status(replace(state, residents=(entry, replace(entry, tier=Tier.STANDBY)))) is Status.READY
+
+
+def test_the_next_start_is_from_armed_only_where_weights_are_resident() -> None:
+    """Whichever recipe left them; a standby is warmer, and without weights it is a cold start."""
+    armed = Resident("run-1", "chat", "/models/chat", "cpu", Tier.ARMED, 2 * 10**9, 42, "ada@laptop", 0)
+    kept = replace(armed, run_uid="run-2", recipe="kept", tier=Tier.RESIDENT, pid=None, name="chat-0011@cpu")
+    state = replace(scenes.cold("eu-01"), residents=(armed,))
+
+    assert next_tier(state, "chat", "/models/chat") is Tier.COLD
+    assert next_tier(replace(state, residents=(armed, kept)), "chat", "/models/chat") is Tier.ARMED
+    assert next_tier(replace(state, residents=(armed, kept)), "kept", "/models/chat") is Tier.RESIDENT
+    assert (
+        next_tier(replace(state, residents=(armed, replace(armed, tier=Tier.STANDBY))), "chat", "/models/chat")
+        is Tier.STANDBY
+    )
 
 
 def test_a_lost_link_is_not_a_failed_run() -> None:

@@ -173,6 +173,11 @@ class Watcher(Client):
     def begin(self, params: RunStartParams) -> RunRecord:
         return self.call("run.start", params, RunStartResult).run
 
+    def arm(self, params: RunStartParams) -> RunRecord:
+        """Start a standby without its weights and return how that ended."""
+        self.call("standby.start", params, RunStartResult)
+        return self.finished(params.run_uid)
+
     def warm(self, params: RunStartParams) -> RunRecord:
         """Start a run and return how it ended."""
         self.begin(params)

@@ -47,6 +47,7 @@ from remote_agent.resident.manifest import write_manifest
 
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb")
 STAGES = ("context", "weights", "assign", "compile", "first_request", "hold")
+ARMED_STAGES = ("context", "assign", "compile")
 
 
 def folder() -> Path:
@@ -107,7 +108,7 @@ def preflight(line: Line) -> None:
 
 
 def worker(line: Line) -> None:
-    jobs = 0
+    made: tuple[str, ...] = ()
     while True:
         message = line.receive()
         if isinstance(message, WorkerRelease):
@@ -116,17 +117,18 @@ def worker(line: Line) -> None:
                 signal.pause()
             os._exit(0)
         if isinstance(message, WorkerJob):
-            jobs += 1
-            serve(line, message, is_reused=jobs > 1)
+            serve(line, message, made)
+            made = ARMED_STAGES if message.arm else STAGES[:-2]
 
 
-def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
+def serve(line: Line, job: WorkerJob, made: tuple[str, ...]) -> None:
+    """Do one job; ``made``: the stages that an earlier one left."""
     words = job.recipe.environment.get("STUB", "").split()
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "chatty" in words:
         print("first line\n\x1b[31mlast\x07 line", file=sys.stderr, flush=True)
-    stage(line, "init", words, job, is_reused, job.init_mono_ns)
+    stage(line, "init", words, job, bool(made), job.init_mono_ns)
     go = line.receive()
     if isinstance(go, WorkerRelease):
         os._exit(0)
@@ -136,13 +138,18 @@ def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
         ask(keeper_of(job), f"drop! {go.resident}")
         line.send(WorkerLostResident(go.resident or "", "lost: reload: as the stub was told"))
         is_resident = False
+    if job.arm:
+        for name in (*ARMED_STAGES, "hold"):
+            stage(line, name, words, job, name in made, time.monotonic_ns())
+        line.send(WorkerReady(None, "", Tier.ARMED, 100))
+        return
     if job.recipe.target_tier == "host":
         line.send(WorkerFinding(Finding("stub_registered", "info", f"{go.registered_bytes} bytes of others")))
-        register(line, job, words, is_reused)
+        register(line, job, words, bool(made))
         return
     for name in STAGES:
-        has_it = is_reused and name not in ("first_request", "hold")
-        stage(line, name, words, job, has_it or (is_resident and name == "weights"), time.monotonic_ns())
+        has_it = name in made or (is_resident and name == "weights")
+        stage(line, name, words, job, has_it, time.monotonic_ns())
     keeps = job.recipe.target_tier == "resident" or "keeps" in words
     if keeps and not is_resident:
         put_resident(job, go)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from remote_agent.agentd.capacity import Slots, check_memory, device_memory, resolve_devices
+from remote_agent.agentd.capacity import Slots, check_memory, device_memory, process_bytes, resolve_devices
 from remote_agent.errors import StageError
 from remote_agent.protocol.internal import SamplerReport
 from remote_agent.protocol.messages import Gpu, GpuProcess, Resident, Tier
@@ -142,3 +142,15 @@ async def test_a_run_that_no_longer_waits_takes_no_slot() -> None:
 
     await asyncio.wait_for(slots.acquire("c", ("x",)), 5)
     assert slots.holders(("x",)) == ["c"]
+
+
+def test_what_a_process_takes_is_summed_over_its_gpus() -> None:
+    """Nothing is claimed of a process that the driver does not list, or lists without a number."""
+    gpus = [
+        Gpu(f"GPU-{index}", index, "H200", processes=(GpuProcess(7, 500, "worker"), GpuProcess(8, None, "other")))
+        for index in range(2)
+    ]
+    seen = SamplerReport("ok", 0, gpus=tuple(gpus))
+
+    assert [process_bytes(pid, seen) for pid in (7, 8, 9)] == [1000, 0, 0]
+    assert process_bytes(7, None) == 0
