@@ -1,6 +1,7 @@
 """``python -m bench``: how the loader compares with safetensors on this CPU; ``--out FILE`` keeps the raw times.
 
-``python -m bench gpu-load FOLDER`` measures it and its peers on a GPU.
+``python -m bench gpu-load FOLDER`` measures it and its peers on a GPU; ``python -m bench folios`` shows how quick a
+file is read again, by the way in which it got into the page cache.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ def main() -> int:
         from bench import gpu_loader
 
         return gpu_loader.main(sys.argv[2:])
+    if sys.argv[1:2] == ["folios"]:
+        from bench import folios
+
+        return folios.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--size-mib", type=int, default=512, help="size of the checkpoint (default: 512)")
     parser.add_argument("--repetitions", type=int, default=7, help=f"loads of each kind, {FEWEST} or more (default: 7)")

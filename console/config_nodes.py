@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.codec import Problem
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -42,6 +43,7 @@ class NodeTable:
     python: str | tuple[str, ...] | None = None
     agent: str | tuple[str, ...] | None = None
     state_directory: str | None = None
+    hold_budget: str | None = None
     connect_timeout_s: float | None = None
     tags: tuple[str, ...] | None = None
     recipes: tuple[str, ...] | None = None
@@ -60,6 +62,7 @@ class DefaultsTable:
     python: str | tuple[str, ...] | None = None
     agent: str | tuple[str, ...] | None = None
     state_directory: str | None = None
+    hold_budget: str | None = None
     connect_timeout_s: float | None = None
     tags: tuple[str, ...] | None = None
     parallel: int | None = None
@@ -80,6 +83,7 @@ class Node:
     ``port`` None: ssh's. ``known_hosts`` empty: the user's, the system's and our own;
     otherwise only these. ``hops`` are ``jump`` resolved, nearest to us first. ``transport``:
     an argv that gives stdio on the host, in place of SSH. ``agent`` empty: found on the host.
+    ``hold_budget``: what warm models may take of each device there; empty for no limit.
     """
 
     name: str
@@ -95,6 +99,7 @@ class Node:
     python: tuple[str, ...] = ("python3",)
     agent: tuple[str, ...] = ()
     state_directory: str | None = None
+    hold_budget: str = ""
     connect_timeout_s: float = 20.0
     tags: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
@@ -220,6 +225,11 @@ def _check_settings(path: str, table: NodeTable | DefaultsTable, base: Path) -> 
             elif key == "known_hosts" and name.lower() in ("none", "/dev/null"):
                 yield Problem(f"{path}.{key}", "host keys are always checked; name a file")
     yield from _check_remote(path, table)
+    if table.hold_budget is not None:
+        try:
+            parse_budget(table.hold_budget)
+        except ValueError as error:
+            yield Problem(f"{path}.hold_budget", str(error))
     for index, tag in enumerate(table.tags or ()):
         if not NAME.fullmatch(tag):
             yield Problem(f"{path}.tags[{index}]", f"a tag {NAME_RULE}")
@@ -288,6 +298,7 @@ def _merge(name: str, table: NodeTable, defaults: DefaultsTable, base: Path) -> 
         python=pick("python") or ("python3",),
         agent=pick("agent"),
         state_directory=table.state_directory or defaults.state_directory,
+        hold_budget=table.hold_budget or defaults.hold_budget or "",
         connect_timeout_s=timeout_s if timeout_s is not None else Node.connect_timeout_s,
         tags=tuple(dict.fromkeys((*(defaults.tags or ()), *(table.tags or ())))),
         recipes=table.recipes or (),

@@ -27,6 +27,10 @@ from db.queries import History
 from db.writer import Writer
 from remote_agent.protocol.messages import (
     Actor,
+    CacheClearParams,
+    CacheClearResult,
+    CacheListParams,
+    CacheListResult,
     ParkParams,
     ParkResult,
     Probe,
@@ -37,6 +41,8 @@ from remote_agent.protocol.messages import (
     RunRecord,
     RunResult,
     RunUidParams,
+    StandbyStopParams,
+    StandbyStopResult,
     StatusResult,
     Tier,
 )
@@ -195,9 +201,17 @@ class Fleet:
     # --- actions ----------------------------------------------------------------
 
     async def warm(
-        self, node: str, recipe_name: str, *, run_uid: str | None = None, recipe: Recipe | None = None
+        self,
+        node: str,
+        recipe_name: str,
+        *,
+        run_uid: str | None = None,
+        recipe: Recipe | None = None,
+        arm: bool = False,
     ) -> str:
         """Start a run and return its uid; where every parallel place is taken it waits, and is seen waiting.
+
+        With ``arm`` it makes all but the weights, and its process waits for them.
 
         Raises: UsageError for an unknown name; NodeUnreachable with the link's reason; RequestRefused by the node.
         """
@@ -205,7 +219,7 @@ class Fleet:
         recipe = recipe or self.config.recipe(recipe_name)
         run_uid = run_uid or uuid.uuid4().hex
         await session.until_connected(session.node.connect_timeout_s)
-        await self._launches.launch(session, run_uid, recipe, session.node.connect_timeout_s + ANSWER_S)
+        await self._launches.launch(session, run_uid, recipe, session.node.connect_timeout_s + ANSWER_S, arm)
         return run_uid
 
     async def wait(self, node: str, run_uid: str, timeout_s: float | None = None) -> RunView:
@@ -251,6 +265,17 @@ class Fleet:
         await session.status()
         return answer.released
 
+    async def stop_standbys(self, node: str, recipe_name: str) -> tuple[Resident, ...]:
+        """End the standbys of a recipe, armed or with weights; what is resident of it stays.
+
+        Raises: LinkError, RequestRefused.
+        """
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        answer = await session.request("standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
+        await session.status()
+        return answer.stopped
+
     async def park(self, node: str, run_uid: str) -> ParkResult:
         """Take a run's standbys off their devices. Raises: LinkError, RequestRefused."""
         return await self._move(node, "park", run_uid)
@@ -277,6 +302,18 @@ class Fleet:
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
         return await session.status()
+
+    async def list_cache(self, node: str, directory: str | None = None) -> CacheListResult:
+        """Ask the node what a compile cache keeps. Raises: LinkError, RequestRefused."""
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        return await session.request("cache.list", CacheListParams(directory), CacheListResult)
+
+    async def clear_cache(self, node: str, params: CacheClearParams) -> CacheClearResult:
+        """Have the node clear what is named. Raises: LinkError; RequestRefused under a run, or without such a key."""
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        return await session.request("cache.clear", params, CacheClearResult)
 
     def retry_now(self, node: str) -> None:
         """Try to reach the node at once, whatever its link waits for."""

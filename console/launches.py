@@ -34,6 +34,7 @@ class _Launch:
 
     run_uid: str
     recipe: Recipe
+    method: str
     noticed: asyncio.Future[None]
     is_sent: bool = False
     task: asyncio.Task[None] | None = None
@@ -48,13 +49,14 @@ class Launches:
         self._lost_s = lost_s
         self._waiting: dict[str, _Launch] = {}
 
-    async def launch(self, session: Session, run_uid: str, recipe: Recipe, timeout_s: float) -> None:
-        """Start a run, or leave it in the queue when every place is taken.
+    async def launch(self, session: Session, run_uid: str, recipe: Recipe, timeout_s: float, arm: bool = False) -> None:
+        """Start a run, or leave it in the queue when every place is taken; with ``arm`` one without weights.
 
         Raises: RequestRefused by the node; NodeUnreachable, and then the run either was
         not started or, where the node could not say, is still being asked about.
         """
-        launch = _Launch(run_uid, recipe, asyncio.get_running_loop().create_future())
+        method = "standby.start" if arm else "run.start"
+        launch = _Launch(run_uid, recipe, method, asyncio.get_running_loop().create_future())
         launch.noticed.add_done_callback(_look_at)
         session.apply(RunQueued(self._waiting_view(run_uid, recipe)))
         self._waiting[run_uid] = launch
@@ -115,18 +117,20 @@ class Launches:
 
         Raises: RequestRefused; LinkError if it can't be reached, or never again.
         """
-        params = RunStartParams(launch.run_uid, launch.recipe, self._actor, session.node.python)
+        params = RunStartParams(
+            launch.run_uid, launch.recipe, self._actor, session.node.python, session.node.hold_budget
+        )
         while True:
             await session.until_connected(None if launch.is_sent else session.node.connect_timeout_s)
             if launch.is_sent and _is_accepted(session.state, launch.run_uid):
                 break  # the replay told of it
             launch.is_sent = True
             try:
-                answer = await session.request("run.start", params, RunStartResult)
+                answer = await session.request(launch.method, params, RunStartResult)
                 session.found(answer.run)
                 break
             except LinkError as error:
-                log.info("%s: run.start was not answered, asking again: %s", session.node.name, error)
+                log.info("%s: %s was not answered, asking again: %s", session.node.name, launch.method, error)
                 await _until_lost_or_later(session)
                 if _is_accepted(session.state, launch.run_uid):
                     break

@@ -152,6 +152,11 @@ class NodeState:
         return self.link.status is LinkStatus.CONNECTED
 
 
+def is_warm(state: NodeState) -> bool:
+    """Whether any model is warm on a node; a process that waits for weights is none."""
+    return any(resident.tier is not Tier.ARMED for resident in state.residents or ())
+
+
 def unfinished_runs(state: NodeState) -> tuple[RunView, ...]:
     return tuple(run for run in state.runs.values() if not run.state.is_terminal)
 

@@ -26,6 +26,9 @@ _RUNS = """
         first_output_ns, output, failure_code, failure_stage, failure_detail
     FROM runs CROSS JOIN nodes USING (node_id) CROSS JOIN recipes USING (recipe_id)
 """
+_STARTS = "state = 'ready' AND tier_to IS NOT 'armed'"
+"""Runs that gave a first output, which is what starts are compared by."""
+
 _STAGE_COLUMNS = (
     "ordinal, name, status, start_ns, duration_ns, attributed_ns, bytes, rate_bytes_s, ceiling_bytes_s, path, reason,"
     " extra_json"
@@ -85,7 +88,7 @@ class History:
                 return None
             row = connection.execute(
                 f"{_RUNS} WHERE runs.node_id = (SELECT node_id FROM nodes WHERE name = ?) AND started_ns < ?"
-                " AND recipe_hash = ? AND tier_from = ? AND state = 'ready' ORDER BY started_ns DESC LIMIT 1",
+                f" AND recipe_hash = ? AND tier_from = ? AND {_STARTS} ORDER BY started_ns DESC LIMIT 1",
                 (this["node"], this["started_ns"], this["recipe_hash"], this["tier_from"]),
             ).fetchone()
             return (_run(row), _stages(connection, row["run_id"])) if row else None
@@ -105,7 +108,7 @@ class History:
             rows = connection.execute(
                 "SELECT run_id, wall_ns, first_output_ns FROM runs"
                 " WHERE node_id = (SELECT node_id FROM nodes WHERE name = ?) AND started_ns < ?"
-                " AND recipe_hash = ? AND tier_from = ? AND state = 'ready' AND wall_ns IS NOT NULL"
+                f" AND recipe_hash = ? AND tier_from = ? AND {_STARTS} AND wall_ns IS NOT NULL"
                 " ORDER BY started_ns DESC LIMIT ?",
                 (node, limit_ns, recipe_hash, tier_from, count),
             ).fetchall()

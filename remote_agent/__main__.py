@@ -27,7 +27,9 @@ VERBS = {
     "load": ("remote_agent.verbs.load", "load a checkpoint onto a device and time it"),
     "run": ("remote_agent.verbs.run", "warm a recipe through every stage, without a console"),
     "status": ("remote_agent.verbs.status", "what runs and what is held here"),
+    "standby": ("remote_agent.verbs.standby", "start a process that waits for a model's weights, or end it"),
     "release": ("remote_agent.verbs.release", "let go of warm models, or of the driver"),
+    "cache": ("remote_agent.verbs.cache", "what compile caches keep, and clear them"),
     "stop": ("remote_agent.verbs.stop", "end the agent"),
 }
 """Verbs for people: module (with ``main(argv) -> int``) and one line of help."""
@@ -38,6 +40,7 @@ CHILDREN = {
     "sampler": "remote_agent.sampler",
     "zygote": "remote_agent.zygote",
     "worker": "remote_agent.worker",
+    "cacher": "remote_agent.pagecache.process",
     "preflight-child": "remote_agent.pipeline.preflight",
     "park-child": "remote_agent.park_child",
 }

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from remote_agent.compile_keys import Key, digest_key
+from remote_agent.compile_keys import DIGEST_DIGITS, Key, digest_key
 
 RECORDS = "records"
 FUNCTIONS = "functions"
@@ -25,6 +27,8 @@ FORMAT = 1
 MAX_RECORDS = 32
 MAX_RECORD_BYTES = 1 << 20
 MAX_OBJECTS = 4096
+
+_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_DIGITS}}}\.json")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,10 @@ def write_record(root: Path, record: WarmUp) -> None:
     """
     folder = root / RECORDS
     folder.mkdir(mode=0o700, exist_ok=True)
-    content = {"format": FORMAT, **asdict(record), "key": dict(record.key)}
+    content = {"format": FORMAT, **asdict(record)}
+    content["key"] = dict(
+        content.pop("key")
+    )  # the last: a record cut anywhere has not the key that its name is made of
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".new")
     new = Path(name)
     try:
@@ -79,6 +86,14 @@ def note_use(root: Path, record: WarmUp) -> None:
         os.utime(_path_of(root, record.key))
     except OSError:
         pass  # taken away by another worker, or the directory can only be read
+
+
+def used_unix_s(root: Path, record: WarmUp) -> int:
+    """Return when a record was used last."""
+    try:
+        return int(_path_of(root, record.key).stat().st_mtime)
+    except OSError:
+        return record.finished_unix_s  # taken away meanwhile
 
 
 def find_missing(root: Path, files: tuple[CachedFile, ...]) -> tuple[CachedFile, ...]:
@@ -102,11 +117,16 @@ def describe_files(root: Path, paths: tuple[Path, ...]) -> tuple[CachedFile, ...
 def _list_newest(root: Path) -> list[Path]:
     found: list[tuple[float, Path]] = []
     try:
-        for entry in os.scandir(root / RECORDS):
-            if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
-                found.append((entry.stat().st_mtime, Path(entry.path)))
+        names = os.listdir(root / RECORDS)  # noqa: PTH208 - one that goes meanwhile must not hide the others
     except OSError:
-        pass
+        return []
+    for path in (root / RECORDS / name for name in names if _NAME.fullmatch(name)):
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found.append((status.st_mtime, path))
     return [path for _, path in sorted(found, key=lambda one: (-one[0], one[1].name))]
 
 
@@ -140,7 +160,7 @@ def _parse_files(content: Any) -> tuple[CachedFile, ...]:
         raise ValueError("no list of files")
     files = tuple(CachedFile(**entry) for entry in content)
     for file in files:
-        path = PurePosixPath(file.path)
+        path = PurePosixPath(os.fsdecode(os.fsencode(file.path)))  # half a surrogate pair is no file's name
         if path.is_absolute() or ".." in path.parts or "\0" in file.path or not isinstance(file.size_bytes, int):
             raise ValueError("a file outside the cache")
     return files

@@ -8,6 +8,7 @@ AgentError
 ├── RefusedError         a request that was understood and is refused
 ├── RecipeError          a recipe file can't be used
 ├── StateDirError        the state directory can't be used or trusted
+├── LockFileError        a file can't serve as a lock among users
 ├── LaunchError          the agent can't be reached or started
 ├── SilentAgentError     an agent runs and does not answer
 ├── ConnectionLostError  the agent closed the connection
@@ -15,6 +16,7 @@ AgentError
 │   ├── KeeperGoneError      none listens there
 │   └── KeeperRefusedError   it understood and refuses; the text is its own
 ├── NotResidentError     no resident of that name, or several; names what is resident
+├── NotArmableError      a process can't be armed for a model, or not be used for what is there; the text says why
 ├── ResidentLostError    a resident is there and can't be used: load it again
 └── JournalError         a journal can't be read
 """
@@ -85,6 +87,10 @@ class StateDirError(AgentError):
     """The state directory can't be used, or others could reach into it."""
 
 
+class LockFileError(AgentError):
+    """A file that should be a lock among users can't be used; names it."""
+
+
 class LaunchError(AgentError):
     """The agent can't be reached and could not be started."""
 
@@ -119,6 +125,10 @@ class NotResidentError(AgentError):
     def __init__(self, text: str, resident: tuple[str, ...] = ()) -> None:
         super().__init__(text)
         self.resident = resident
+
+
+class NotArmableError(AgentError):
+    """A model can't be built over a reserved range, or weights can't be mapped there: the ordinary way is taken."""
 
 
 class ResidentLostError(AgentError):

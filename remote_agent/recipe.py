@@ -11,7 +11,7 @@ from pathlib import Path
 
 from remote_agent.errors import RecipeError
 from remote_agent.protocol.codec import DecodeError, Unknown, decode, encode
-from remote_agent.protocol.messages import Recipe
+from remote_agent.protocol.messages import FirstRequest, Hold, Recipe
 
 LIMIT_BYTES = 1 << 20
 
@@ -25,6 +25,22 @@ def recipe_hash(recipe: Recipe) -> str:
     del content["name"]
     content["environment"] = sorted(content["environment"])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def armed_hash(recipe: Recipe) -> str:
+    """Return what must be equal for a process that is armed for one recipe to take another's weights.
+
+    Requests may differ where nothing is compiled: what is compiled was compared with eager at the request's shapes.
+    """
+    if recipe.compile.mode == "off":
+        request = FirstRequest(kind=recipe.request.kind)
+        recipe = replace(recipe, request=request, deadlines={}, hold=Hold())
+    return f"armed {recipe_hash(recipe)}"
+
+
+def model_hash(recipe: Recipe) -> str:
+    """Return 16 hex digits that recipes have in common which load the same files, whatever they make of them."""
+    return hashlib.sha256(json.dumps(encode(recipe.model), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -91,7 +91,7 @@ def attach(
     load: bool = False,
     fallback: AnyPath | None = None,
 ) -> Attached:
-    """Return the tensors of a resident model; nothing is copied but those named ``private``, which may be written.
+    """Return the tensors of a resident model; nothing is copied but what ``private`` names, to be written.
 
     ``model``: a recipe's name, the model's path, or the resident's own name. ``device``: ``cpu``, ``cuda:N`` as this
     process counts, or a UUID; needed where a model is resident on several. ``verify``: compare a sampled checksum.
@@ -105,14 +105,15 @@ def attach(
         Path(socket) if socket is not None else StateDir(Path(state_dir) if state_dir else default_root(os.environ))
     )
     wanted = None if device is None else _uuid_of(device)
+    instead = model if load and fallback is None else fallback
     try:
-        found = _attach(address, os.fspath(model), wanted, verify)
+        return _with_private(_attach(address, os.fspath(model), wanted, verify), private)
     except (NotResidentError, ResidentLostError) as error:
-        instead = model if load and fallback is None else fallback
         if instead is None:
             raise
-        found = _load(Path(instead), device, str(error))
-    return _with_private(found, private)
+        reason = str(error)
+    # Not while the error is handled: its traceback keeps memory that was lost mapped, beside what is loaded.
+    return _with_private(_load(Path(instead), device, reason), private)
 
 
 def _attach(address: KeeperAddress, model: str, device: str | None, verify: bool) -> Attached:
@@ -142,7 +143,7 @@ def _find(address: KeeperAddress, model: str, device: str | None) -> Manifest:
 
 
 def _manifests(address: KeeperAddress) -> list[Manifest]:
-    """Return every resident's manifest; one that can't be read, or goes meanwhile, is nobody's model."""
+    """Return every resident's manifest; one that can't be read, is of another name, or goes meanwhile, is nobody's."""
     try:
         names = [one.name for one in list_residents(address)]
     except KeeperGoneError as error:
@@ -154,11 +155,13 @@ def _manifests(address: KeeperAddress) -> list[Manifest]:
         except KeeperRefusedError:
             continue
         try:
-            found.append(read_manifest(reply.descriptors[0])[0])
-        except (ResidentLostError, IndexError):
+            manifest, _ = read_manifest(reply.descriptors[0])
+        except ResidentLostError:
             continue
         finally:
             reply.close()
+        if manifest.name == name:
+            found.append(manifest)
     return found
 
 
@@ -171,7 +174,7 @@ def _is_called(manifest: Manifest, model: str) -> bool:
 def _absolute(path: str) -> Path:
     try:
         return Path(path).expanduser().resolve()
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, ValueError):
         return Path(path)
 
 
@@ -217,7 +220,7 @@ def _load(path: Path, device: str | None, reason: str) -> Attached:
 
 
 def _with_private(found: Attached, private: Iterable[str]) -> Attached:
-    names = tuple(private)
+    names = (private,) if isinstance(private, str) else tuple(private)
     tensors = dict(found.tensors)
     unknown = [name for name in names if name not in tensors]
     if unknown:

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from remote_agent.devices.findings import HostPaths, explain_failed_start, host_findings, lost_access
+from remote_agent.devices.gpu_events import GpuEvents
 from remote_agent.devices.nvml import (
     DRIVER_NOT_LOADED,
     LIBRARY_NOT_FOUND,
@@ -36,6 +37,7 @@ class Sampler:
     def __init__(self, module: Any, paths: HostPaths | None = None) -> None:
         self._module = module
         self._paths = paths or HostPaths()
+        self._events = GpuEvents(Nvml(module))
         self._is_started = False
 
     def look(self) -> SamplerReport:
@@ -44,6 +46,7 @@ class Sampler:
             refusal = self._start()
             if refusal is not None:
                 return refusal
+        began_mono_ns = time.monotonic_ns()
         nvml = Nvml(self._module)
         driver, cuda = read_versions(nvml)
         gpus, findings = read_gpus(nvml)
@@ -51,7 +54,7 @@ class Sampler:
             findings = (*findings, lost_access(self._paths))
             self._stop()
         findings = (*findings, *host_findings(gpus, self._paths))
-        return SamplerReport("nvml", time.monotonic_ns(), driver, cuda, gpus, findings)
+        return SamplerReport("nvml", began_mono_ns, driver, cuda, gpus, findings, self._events.read())
 
     def _start(self) -> SamplerReport | None:
         if self._module is None:
@@ -61,6 +64,7 @@ class Sampler:
         started = Nvml(self._module).ask("nvmlInit")
         if started.code == 0:
             self._is_started = True
+            self._events.start()
             return None
         if started.code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
             if not self._paths.has_driver():
@@ -73,6 +77,7 @@ class Sampler:
         return _report("failed", explain_failed_start(code, self._paths))
 
     def _stop(self) -> None:
+        self._events.stop()
         Nvml(self._module).ask("nvmlShutdown")
         self._is_started = False
 

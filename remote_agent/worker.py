@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from remote_agent import caches
+from remote_agent.cache_store import in_use
 from remote_agent.pipeline.channel import Channel
 from remote_agent.pipeline.imports import WORKER_ENVIRONMENT, settle_environment
 from remote_agent.protocol.internal import WorkerFailed, WorkerJob, WorkerMap, WorkerRelease, WorkerUnmap
@@ -62,13 +63,14 @@ def serve(sock: socket.socket) -> int:
             failure = Failure("protocol", f"a worker waits for a job, not for a {type(message).__name__}")
             channel.send(WorkerFailed(failure))
             return 1
-        use_job_cache(message)
-        if not runner.run(message):
+        with in_use(use_job_cache(message)):
+            goes_on = runner.run(message)
+        if not goes_on:
             return 0
 
 
-def use_job_cache(job: WorkerJob) -> None:
-    """Point the compile stack at the job's cache where that can be used: a model may compile parts of itself.
+def use_job_cache(job: WorkerJob) -> Path | None:
+    """Point the compile stack at the job's cache where that can be used, and return it: models may compile themselves.
 
     Where it can't, and the recipe asks for a compile, that stage says why.
     """
@@ -76,9 +78,11 @@ def use_job_cache(job: WorkerJob) -> None:
     try:
         directory = Path(job.cache_directory).expanduser()
     except RuntimeError:
-        return  # there is no home directory
-    if caches.find_cache_problem(directory) is None:
-        caches.use_cache(directory, os.environ)
+        return None  # there is no home directory
+    if caches.find_cache_problem(directory) is not None:
+        return None
+    caches.use_cache(directory, os.environ)
+    return directory
 
 
 def claim_standard_streams(socket_fd: int, stderr_fd: int) -> int:

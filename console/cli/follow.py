@@ -55,22 +55,24 @@ class Following:
         codes = [outcome.exit_code for outcome in self.outcomes.values()]
         return next((code for code in (1, 3) if code in codes), max(codes, default=0))
 
-    async def warm(self, fleet: Fleet, nodes: Sequence[str], recipe: Recipe, *, wait: bool) -> None:
-        """Warm every node and wait until each run is over, or with ``wait`` False accepted."""
+    async def warm(
+        self, fleet: Fleet, nodes: Sequence[str], recipe: Recipe, *, wait: bool = True, arm: bool = False
+    ) -> None:
+        """Warm every node, or ``arm`` it, and wait until each run is over, or with ``wait`` False accepted."""
         self._fleet = fleet
         self.outcomes = {name: Outcome(name) for name in nodes}
         telling = asyncio.ensure_future(self._tell(fleet))
         try:
-            await asyncio.gather(*(self._one(fleet, name, recipe, wait) for name in nodes))
+            await asyncio.gather(*(self._one(fleet, name, recipe, wait, arm) for name in nodes))
             self._tell_news(fleet)
         finally:
             telling.cancel()
 
-    async def _one(self, fleet: Fleet, node: str, recipe: Recipe, wait: bool) -> None:
+    async def _one(self, fleet: Fleet, node: str, recipe: Recipe, wait: bool, arm: bool) -> None:
         outcome = self.outcomes[node]
         try:
             outcome.run_uid = uuid.uuid4().hex
-            await fleet.warm(node, recipe.name, run_uid=outcome.run_uid, recipe=recipe)
+            await fleet.warm(node, recipe.name, run_uid=outcome.run_uid, recipe=recipe, arm=arm)
             outcome.run = await (fleet.wait if wait else fleet.accepted)(node, outcome.run_uid)
         except GlowplugError as error:
             outcome.error = error

@@ -12,7 +12,7 @@ from console.cli.common import Context, emit, json_option, run_async
 from console.cli.nodes import Answer, ask, exit_code
 from console.format import short_uid, size_text
 from remote_agent.protocol.codec import encode
-from remote_agent.protocol.messages import StatusResult
+from remote_agent.protocol.messages import Finding, StatusResult, Tier
 
 
 @click.command("status")
@@ -45,6 +45,7 @@ def _document(answer: Answer[StatusResult]) -> dict[str, object]:
         "runs": [report.document(report.of_view(answer.node, run)) for run in status.runs] if status else [],
         "residents": encode(status.residents) if status else [],
         "processes": encode(status.processes) if status else {},
+        "findings": encode(_memory_findings(status)) if status else [],
     }
 
 
@@ -60,7 +61,16 @@ def _lines(answer: Answer[StatusResult]) -> Iterator[str]:
     for resident in status.residents:
         notes = f"  {resident.attached} attached" if resident.attached else ""
         notes += f"  {size_text(resident.host_bytes)} in host memory" if resident.host_bytes else ""
+        glyph = "○" if resident.tier is Tier.ARMED else "✔"
         yield (
-            f"✔ {answer.node:<14} {resident.recipe:<16} {resident.tier.value:<9} {resident.device:<12} "
+            f"{glyph} {answer.node:<14} {resident.recipe:<16} {resident.tier.value:<9} {resident.device:<12} "
             f"{size_text(resident.bytes):>9}  {short_uid(resident.run_uid)}{notes}"
         )
+    for finding in _memory_findings(status):
+        yield f"! {answer.node:<14} {finding.text}"
+
+
+def _memory_findings(status: StatusResult) -> tuple[Finding, ...]:
+    """Return what a list of warm models leaves open: memory that none of them and no process explains."""
+    findings = status.probe.findings if status.probe is not None else ()
+    return tuple(finding for finding in findings if finding.code == "memory_unexplained")

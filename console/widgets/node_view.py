@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from console.format import age_text
-from console.state import LinkStatus, NodeState, RunView, StageBaseline
+from console.state import LinkStatus, NodeState, RunView, StageBaseline, is_warm
 from console.widgets.paint import Moment, Piece
 from remote_agent.protocol.messages import Failure, Resident, RunState, Tier
 
@@ -68,7 +68,7 @@ def node_status(state: NodeState) -> Status:
         return Status.WARMING
     if run is not None and run.state in FAILED_STATES:
         return Status.FAILED
-    return Status.READY if state.residents else Status.COLD
+    return Status.READY if is_warm(state) else Status.COLD
 
 
 RUN_WORDS: dict[str, Piece] = {
@@ -128,8 +128,15 @@ def tiers_of(state: NodeState) -> tuple[tuple[str, str, str], ...]:
     by_recipe: dict[str, Resident] = {}
     for resident in state.residents:
         by_recipe.setdefault(resident.recipe, resident)
-    warm = [(recipe, resident.tier.value, "ready") for recipe, resident in by_recipe.items()]
-    rest = [(recipe, "cold", "muted") for recipe in state.recipes if recipe not in by_recipe]
+    warm = [(name, one.tier.value, "text" if one.tier is Tier.ARMED else "ready") for name, one in by_recipe.items()]
+    left = _left_cached(state)
+    if left is not None and left not in by_recipe and left not in state.recipes:
+        warm.append((left, Tier.CACHED.value, "muted"))
+    rest = [
+        (recipe, Tier.CACHED.value if recipe == left else Tier.COLD.value, "muted")
+        for recipe in state.recipes
+        if recipe not in by_recipe
+    ]
     return (*warm, *rest)
 
 
@@ -138,14 +145,38 @@ def holds(state: NodeState, tier: Tier) -> bool:
     return any(resident.tier is tier for resident in state.residents or ())
 
 
+def _left_cached(state: NodeState) -> str | None:
+    """Return the recipe of the shown run if all it left is what the kernel keeps for as long as it likes."""
+    run = state.run
+    return run.recipe if run is not None and run.state is RunState.READY and run.tier_to is Tier.CACHED else None
+
+
 def next_start_ns(state: NodeState) -> int | None:
     """Return what the next start of the shown run's recipe will take from where it is warm now, as history has it."""
     run = state.run
     if run is None or not state.is_known:
         return None
-    tiers = [resident.tier for resident in state.residents or () if resident.recipe == run.recipe]
-    known = state.baselines.get((run.recipe_hash, tiers[0] if tiers else Tier.COLD))
+    known = state.baselines.get((run.recipe_hash, next_tier(state, run.recipe, run.model)))
     return known.wall_ns if known is not None else None
+
+
+def next_tier(state: NodeState, recipe: str, model: str) -> Tier:
+    """Return where the next start of a recipe will start from: an armed process counts if its weights are resident."""
+    residents = state.residents or ()
+    kept = {(one.model, one.device) for one in residents if one.name is not None}
+    held = [
+        one.tier
+        for one in residents
+        if (one.recipe == recipe and (one.tier is not Tier.ARMED or (one.model, one.device) in kept))
+        or _is_shared(one, model)
+    ]
+    left = Tier.CACHED if _left_cached(state) else Tier.COLD
+    return max([left, *held], key=list(Tier).index)
+
+
+def _is_shared(resident: Resident, model: str) -> bool:
+    """Whether what is held serves any recipe of a model: its files' bytes, and nothing made of them."""
+    return resident.model == model and resident.tier in (Tier.CACHED, Tier.HOST)
 
 
 def advice(failure: Failure | None, moment: Moment, *, is_open: bool = False) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from console.format import coarse_duration, delta_text, duration_text, elapsed_pair, short_uid, sparkline
-from console.state import NodeState, RunView, elapsed_ns, eta_ns
+from console.state import NodeState, RunView, elapsed_ns, eta_ns, is_warm
 from console.widgets.node_view import UNKNOWN_RUN, Status, advice, earlier_runs, node_status, retry_words, run_word
 from console.widgets.paint import Line, Moment, Piece, choose, fit
 from console.widgets.stage_view import stage_progress_line, stage_rate_line
 from console.widgets.strip import stage_strip
 from console.widgets.wrap import wrap
-from remote_agent.protocol.messages import RunState
+from remote_agent.protocol.messages import RunState, Tier
 
 BODY_LINES = 4
 BLANK: Line = ()
@@ -126,7 +126,7 @@ def _resting(state: NodeState, width: int, moment: Moment) -> list[Line]:
     last: Line = (("no run yet", "muted"),)
     strip: Line = BLANK
     if run is not None:
-        last = _last_words(run, is_warm=bool(state.residents))
+        last = _last_words(run, is_warm=is_warm(state))
         strip = _strip_line(run, run.wall_ns, width)
     key = moment.key("fleet.warm")
     hint: Line = ((key, "key"), (" warms a model here", "muted")) if key else BLANK
@@ -136,7 +136,8 @@ def _resting(state: NodeState, width: int, moment: Moment) -> list[Line]:
 def _last_words(run: RunView, *, is_warm: bool) -> Line:
     wall = duration_text(run.wall_ns) if run.wall_ns is not None else "?"
     if run.state is RunState.READY:
-        return ("last ", "muted"), (wall, "text"), ("" if is_warm else ", since released", "muted")
+        left = ", left in the page cache" if run.tier_to is Tier.CACHED else ", since released"
+        return ("last ", "muted"), (wall, "text"), ("" if is_warm else left, "muted")
     word = run_word(run.state.value, is_known=True)[0].split()[-1]
     return ("last ", "muted"), (run.recipe, "text"), (f" {word} after {wall}", "muted")
 

@@ -7,10 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remote_agent.errors import StageError
+from remote_agent.loader.problems import gigabytes
 from remote_agent.protocol.internal import SamplerReport
 from remote_agent.protocol.messages import Failure, Gpu, Resident, Tier
 
 CPU = "cpu"
+
+WORTH_SAYING_BYTES = 1 << 30
+"""Memory that nobody is known for; less is the driver's own, as far as it does not say that itself."""
 
 
 def needs_sampler(wanted: Sequence[str]) -> bool:
@@ -65,11 +69,8 @@ def device_memory(
     device: str, report: SamplerReport | None, host_available_bytes: int, residents: Iterable[Resident]
 ) -> Memory:
     """Return what is free on a device; for the CPU and for unified memory that is the host's."""
-    # What is parked has given its device back; its weights, where the keeper has them, are still there.
-    ours = [one for one in residents if one.device == device and (one.tier is not Tier.PARKED or one.name is not None)]
-    # What descriptors hold has no process, and nvidia-smi shows none.
-    by = {r: "descriptors" if r.pid is None or r.tier is Tier.PARKED else f"process {r.pid}" for r in ours}
-    holders = [f"{r.recipe} of {r.owner} ({gigabytes(r.bytes)}, {by[r]})" for r in ours]
+    ours = [one for one in residents if bytes_on(one, device)]
+    holders = [f"{r.recipe} of {r.owner} ({gigabytes(bytes_on(r, device))}, {_held_by(r, device)})" for r in ours]
     gpu = next((gpu for gpu in report.gpus if gpu.uuid == device), None) if report else None
     if device == CPU or (gpu is not None and gpu.unified):
         return Memory(host_available_bytes, tuple(holders))
@@ -80,7 +81,53 @@ def device_memory(
         if process.pid not in known:
             size = "" if process.memory_bytes is None else f"{gigabytes(process.memory_bytes)}, "
             holders.append(f"{process.name or 'a process'} ({size}process {process.pid})")
+    nobody_bytes = unexplained_bytes(gpu, ours) or 0
+    if nobody_bytes >= WORTH_SAYING_BYTES:
+        holders.append(f"nobody known here ({gigabytes(nobody_bytes)}, no process)")
     return Memory(max(0, gpu.memory_total_bytes - gpu.memory_used_bytes), tuple(holders))
+
+
+def unexplained_bytes(gpu: Gpu, residents: Iterable[Resident]) -> int | None:
+    """Return what is used beyond the driver's own, the processes it names and ``residents``; None if nobody can tell.
+
+    It is the least: a standby's weights at the keeper may count as its process's as well.
+    """
+    sizes = {process.pid: process.memory_bytes for process in gpu.processes}
+    if gpu.unified or gpu.memory_used_bytes is None or None in sizes.values():
+        return None
+    explained = gpu.memory_reserved_bytes or 0
+    for one in residents:
+        held_bytes = bytes_on(one, gpu.uuid)
+        if held_bytes and one.pid is not None and one.tier is not Tier.PARKED:
+            held_bytes = max(held_bytes, sizes.pop(one.pid, None) or 0)
+        explained += held_bytes
+    return max(0, gpu.memory_used_bytes - explained - sum(size or 0 for size in sizes.values()))
+
+
+def process_bytes(pid: int, report: SamplerReport | None) -> int:
+    """Return what NVML says that a process takes of all GPUs; 0 where it says nothing."""
+    processes = [process for gpu in (report.gpus if report else ()) for process in gpu.processes]
+    return sum(process.memory_bytes or 0 for process in processes if process.pid == pid)
+
+
+def bytes_on(resident: Resident, device: str) -> int:
+    """Return what a resident takes of a device's memory; that of ``cpu`` is the host's.
+
+    Shards that are cached or registered are the host's. What is parked is the host's too, but for weights that the
+    keeper has: those stay where they are.
+    """
+    if resident.tier is Tier.PARKED and device == CPU:
+        return resident.host_bytes
+    if resident.tier is Tier.PARKED and resident.name is None:
+        return 0
+    lies_on = CPU if resident.tier in (Tier.CACHED, Tier.HOST) else resident.device
+    return resident.bytes if lies_on == device else 0
+
+
+def _held_by(resident: Resident, device: str) -> str:
+    """Say what holds it there. What descriptors hold has no process, and nvidia-smi shows none."""
+    is_away = resident.tier is Tier.PARKED and device != CPU
+    return "descriptors" if resident.pid is None or is_away else f"process {resident.pid}"
 
 
 def check_memory(device: str, needed_bytes: int, memory: Memory) -> None:
@@ -90,10 +137,6 @@ def check_memory(device: str, needed_bytes: int, memory: Memory) -> None:
     held = "; held by " + ", ".join(memory.holders) if memory.holders else ""
     detail = f"{device}: needs {gigabytes(needed_bytes)}, free are {gigabytes(memory.free_bytes)}{held}"
     raise StageError(Failure("no_memory", detail, "preflight"))
-
-
-def gigabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 10**7 else f"{size_bytes} bytes"
 
 
 class Slots:

@@ -27,21 +27,22 @@ class Preflight:
 
     async def report(self) -> PreflightReport:
         """Return what the process found. Raises: StageError if the checkpoint is refused or the process died."""
-        reports: list[PreflightReport] = []
+        reported: asyncio.Future[PreflightReport | None] = asyncio.get_running_loop().create_future()
 
-        def heard(message: InternalMessage) -> None:
-            if isinstance(message, PreflightReport):
-                reports.append(message)
+        def heard(message: InternalMessage | None) -> None:
+            if not reported.done():
+                reported.set_result(message if isinstance(message, PreflightReport) else None)
 
         try:
-            self.child = self._services.workers.start_preflight(self._order, heard)
+            self.child = self._services.preflights.start(self._order, heard)
         except SpawnError as error:
             raise StageError(Failure("preflight_not_started", str(error), "preflight")) from error
-        await asyncio.wait([self.child.exit])
-        if not reports:
+        self.child.exit.add_done_callback(lambda _: heard(None))
+        report = await reported
+        if report is None:
+            await asyncio.wait([self.child.exit])
             how = self.child.describe_exit()
             raise StageError(Failure("preflight_died", f"preflight {how} without a report", "preflight"))
-        report = reports[0]
         if not report.ok or report.failure is not None:
             raise StageError(report.failure or Failure("checkpoint_refused", "preflight refused it", "preflight"))
         return report

@@ -10,7 +10,6 @@ from remote_agent.agentd.lifecycle import IllegalTransitionError
 from remote_agent.agentd.park_moves import StandbyLostError
 from remote_agent.agentd.paths import tail
 from remote_agent.agentd.reaper import Child
-from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.stages import StageBoard
 from remote_agent.agentd.timeline import Figures
@@ -40,6 +39,7 @@ class Crew:
         self._borrowed: dict[str, Worker] = {}
         self._ready: dict[str, WorkerReady] = {}
         self._mapped: dict[str, WorkerMaps] = {}
+        self._loaded: set[str] = set()
         self._all_ready = asyncio.Event()
         self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -71,7 +71,8 @@ class Crew:
     async def start_worker(self, order: Order) -> None:
         """Start the worker of one device; what it reports goes to the run from then on. Raises: StageError"""
         asked_mono_ns = time.monotonic_ns()
-        self._board.begin("init", order.device, asked_mono_ns)
+        if order.recipe.needs_device:
+            self._board.begin("init", order.device, asked_mono_ns)
         try:
             worker = await self._services.workers.start(order, asked_mono_ns)
         except SpawnError as error:
@@ -89,21 +90,17 @@ class Crew:
         return bool(self._borrowed) and all(_fits(worker, shards) for worker in self._borrowed.values())
 
     @property
-    def warmth(self) -> Tier:
-        """Return from where the standbys kept for this run start."""
-        return warmth(self._services.residents, self._borrowed)
+    def parked(self) -> tuple[str, ...]:
+        """The devices whose standby, kept for this run, is parked."""
+        tier_of = self._services.residents.tier_of
+        return tuple(device for device, worker in self._borrowed.items() if tier_of(worker) is Tier.PARKED)
 
     async def wake(self) -> str | None:
         """Put the parked ones back, as part of their ``context``; return why one of them is lost, if one is.
 
         Raises: StageError ``no_memory``
         """
-        devices = [
-            device
-            for device, worker in self._borrowed.items()
-            if self._services.residents.tier_of(worker) is Tier.PARKED
-        ]
-        problems = await asyncio.gather(*(self._wake(device) for device in devices))
+        problems = await asyncio.gather(*(self._wake(device) for device in self.parked))
         return "; ".join(filter(None, problems)) or None
 
     async def _wake(self, device: str) -> str | None:
@@ -115,6 +112,10 @@ class Crew:
             return str(error)
         self._board.note("context", device, Figures(reason="unparked", extra=steps))
         return None
+
+    def tier_held(self, shards: Sequence[ShardIdentity]) -> Tier | None:
+        """Return the coldest that living processes hold of exactly these files for this run, if anything."""
+        return self._services.residents.coldest(self._borrowed.values()) if self.has_standbys(shards) else None
 
     async def use_standbys_or_start(self, orders: Sequence[Order], shards: Sequence[ShardIdentity]) -> None:
         """Give the standbys this run's job; those whose files are no longer these, or that are gone, are replaced.
@@ -134,12 +135,12 @@ class Crew:
 
     def send_go(self, shards: tuple[ShardIdentity, ...], residents: Mapping[str, str]) -> None:
         """Let every worker go on. ``residents``: by device, what the keeper calls these files' weights there."""
-        kept = self._services.residents.kept
+        kept, registered_bytes = self._services.residents.kept, self._services.residents.registered_bytes(shards)
         for device, worker in self._workers.items():
             name = residents[device]
             kept.expect(name, self._run_uid)
             worker.shards = shards
-            worker.send(WorkerGo(shards, name, kept.has(name)))
+            worker.send(WorkerGo(shards, name, kept.has(name), registered_bytes))
 
     async def wait_ready(self) -> None:
         await self._all_ready.wait()
@@ -181,6 +182,10 @@ class Crew:
     def _take_in(self, device: str, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerStage):
             self._board.from_worker(device, message, worker.zygote_reason)
+            if message.stage == "weights" and message.status.is_over:
+                self._loaded.add(device)
+                if self._loaded == self._workers.keys():
+                    self._services.gpu_locks.release(self._run_uid, has_loaded=True)
         elif isinstance(message, WorkerProgress):
             self._services.on_progress(self._board.progress(self._run_uid, device, message))
         elif isinstance(message, WorkerMaps):
@@ -207,9 +212,3 @@ class Crew:
 
 def _fits(worker: Worker, shards: Sequence[ShardIdentity]) -> bool:
     return worker.is_alive and worker.shards == tuple(shards)
-
-
-def warmth(residents: Residents, standbys: Mapping[str, Worker]) -> Tier:
-    """Return the coldest tier of ``standbys``: ``parked`` or ``standby``; ``cold`` where there are none."""
-    tiers = {residents.tier_of(worker) for worker in standbys.values()}
-    return next((tier for tier in (Tier.PARKED, Tier.STANDBY) if tier in tiers), Tier.COLD)

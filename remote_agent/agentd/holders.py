@@ -15,9 +15,12 @@ NO_STEPS: Mapping[str, int] = {}
 
 @dataclass(frozen=True)
 class ReuseKey:
-    """What must be equal for a standby to serve a run again; its files are compared besides."""
+    """What must be equal for a standby to serve a run again; its files are compared besides.
 
-    recipe_hash: str
+    ``content_hash``: of the recipe, or of the model alone where the standby holds what any recipe of it can use.
+    """
+
+    content_hash: str
     environment: tuple[tuple[str, str], ...]
     python: tuple[str, ...]
     device: str
@@ -28,7 +31,7 @@ class Held:
     """A warm model: a standby's, by its ``worker``, or the keeper's alone.
 
     ``reason``: why it will be gone. ``is_dropped``: the keeper has let go of its part. ``is_moving``: it is being
-    parked or unparked.
+    parked or unparked. ``used_wall_ns``: when a run or an attached process was last seen to use it.
     """
 
     resident: Resident
@@ -39,6 +42,10 @@ class Held:
     is_dropped: bool = False
     is_moving: bool = False
     timer: asyncio.TimerHandle | None = None
+    used_wall_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.used_wall_ns = self.used_wall_ns or self.resident.since_wall_ns
 
     @property
     def is_off_device(self) -> bool:

@@ -7,7 +7,8 @@ import pwd
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def boot_id() -> str:
@@ -64,6 +65,22 @@ def memory_room_bytes() -> int:
             cached = _counter(stat, "active_file") + _counter(stat, "inactive_file")
             rooms.append(max(0, int(limit) - int(used) + cached))
     return min(rooms)
+
+
+def unevictable_bytes() -> int:
+    """Return what of the host's memory is locked already, as far as the kernel counts it."""
+    for line in _read(PROC / "meminfo").splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == "Unevictable:":
+            return int(words[1]) << 10
+    return 0
+
+
+def memory_limit_bytes() -> int | None:
+    """Return the least that a control group of this process may use; None where there is no limit."""
+    limits = [int(text) for text in (_read(limit_file) for limit_file, _ in _memory_groups()) if text.isdigit()]
+    total_bytes = memory_bytes()[0]
+    return min((limit for limit in limits if limit < total_bytes), default=None)  # more is no limit
 
 
 def load_1m() -> float:

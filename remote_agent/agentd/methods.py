@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 from remote_agent.agentd.session import Handler
 from remote_agent.agentd.supervisor import Supervisor
+from remote_agent.cache_store import clear_cache, list_cache
 from remote_agent.protocol.messages import (
+    CacheClearParams,
+    CacheClearResult,
+    CacheListParams,
+    CacheListResult,
     Empty,
     ParkParams,
     ParkResult,
@@ -22,6 +29,8 @@ from remote_agent.protocol.messages import (
     RunStartResult,
     RunUidParams,
     ShutdownParams,
+    StandbyStopParams,
+    StandbyStopResult,
     StatusResult,
 )
 
@@ -41,6 +50,10 @@ def methods(supervisor: Supervisor) -> Mapping[str, Handler]:
         "run.get": calls.run_get,
         "resident.list": calls.resident_list,
         "resident.release": calls.resident_release,
+        "cache.list": calls.cache_list,
+        "cache.clear": calls.cache_clear,
+        "standby.start": calls.standby_start,
+        "standby.stop": calls.standby_stop,
         "park": calls.park,
         "unpark": calls.unpark,
         "shutdown": calls.shutdown,
@@ -75,6 +88,23 @@ class _Calls:
 
     async def resident_release(self, params: object) -> ReleaseResult:
         return await self._supervisor.release(cast(ReleaseParams, params))
+
+    async def cache_list(self, params: object) -> CacheListResult:
+        root = self._cache(cast(CacheListParams, params).directory)
+        return await asyncio.to_thread(list_cache, root)
+
+    async def cache_clear(self, params: object) -> CacheClearResult:
+        wanted = cast(CacheClearParams, params)
+        return await asyncio.to_thread(clear_cache, self._cache(wanted.directory), wanted)
+
+    def _cache(self, directory: str | None) -> Path:
+        return self._supervisor.cache if directory is None else Path(directory).expanduser()
+
+    async def standby_start(self, params: object) -> RunStartResult:
+        return self._supervisor.start_run(cast(RunStartParams, params), arm=True)
+
+    async def standby_stop(self, params: object) -> StandbyStopResult:
+        return StandbyStopResult(await self._supervisor.stop_standbys(cast(StandbyStopParams, params).recipe))
 
     async def park(self, params: object) -> ParkResult:
         return await self._supervisor.parking.park(cast(ParkParams, params))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from remote_agent.agentd.gpu_locks import FOLDERS
 from remote_agent.agentd.journal import JournalLimits
 from remote_agent.agentd.sampling import SamplerTimes
 from remote_agent.agentd.store import KEEP
 from remote_agent.agentd.zygotes import ZygoteTimes
+from remote_agent.protocol.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class ClientLimits:
 class Options:
     """``watch_s``: how often the agent looks whether its state directory is still its own.
 
-    ``keeper_s``: how often it asks the keeper what it holds and who is attached.
+    ``keeper_s``: how often it asks the keeper what it holds and who is attached. ``lock_folders``: where the locks of
+    GPUs may lie, the first that fits. ``hold_budgets``: what may be held on each device, beside what a run says.
+    ``idle_s``: how long nothing must have run before a process is made ready for the next run's preflight.
     """
 
     heartbeat_s: float = 2.0
@@ -39,8 +43,11 @@ class Options:
     progress_s: float = 0.1
     watch_s: float = 1.0
     keeper_s: float = 1.0
+    idle_s: float = 1.0
     runs_kept: int = KEEP
     devices_folder: Path = Path("/dev")
+    hold_budgets: tuple[Budget, ...] = ()
+    lock_folders: tuple[Path, ...] = FOLDERS
     journal: JournalLimits = field(default_factory=JournalLimits)
     sampler: SamplerTimes = field(default_factory=SamplerTimes)
     zygote: ZygoteTimes = field(default_factory=ZygoteTimes)

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Coroutine, Mapping
 
 from remote_agent.agentd.capacity import CPU, Slots
+from remote_agent.agentd.gpu_locks import GpuLocks
 from remote_agent.agentd.holders import Held
 from remote_agent.agentd.park_moves import Mover, StandbyLostError
-from remote_agent.agentd.residents import Residents, describe_busy
-from remote_agent.agentd.sampling import Sampler
+from remote_agent.agentd.residents import Residents, refuse_busy
+from remote_agent.agentd.sampling import FRESH_LOOK_S, Sampler
 from remote_agent.agentd.workers import Worker, Workers
 from remote_agent.errors import RefusedError, StageError
 from remote_agent.protocol.messages import Failure, ParkParams, ParkResult, Tier
@@ -23,8 +24,10 @@ Move = Coroutine[object, object, Mapping[str, int]]
 class Parking:
     """Parks and unparks for whoever asks. Who asks for a move that is under way waits for that one."""
 
-    def __init__(self, residents: Residents, workers: Workers, slots: Slots, sampler: Sampler) -> None:
-        self._residents, self._slots = residents, slots
+    def __init__(
+        self, residents: Residents, workers: Workers, slots: Slots, gpu_locks: GpuLocks, sampler: Sampler
+    ) -> None:
+        self._residents, self._slots, self._gpu_locks, self._sampler = residents, slots, gpu_locks, sampler
         self._mover = Mover(residents, workers, sampler)
         self._moves: dict[Held, tuple[Tier, asyncio.Task[Mapping[str, int]]]] = {}
 
@@ -87,8 +90,7 @@ class Parking:
         return found
 
     def _refuse_busy(self, held: Held, what: str) -> None:
-        if held.busy_with or held.is_moving:
-            raise RefusedError("busy", describe_busy(held))
+        refuse_busy(held)
         loading = self._slots.holders((held.resident.device,))
         if loading:
             raise RefusedError("busy", f"{what}: its device is taken by run {', '.join(loading)}")
@@ -111,11 +113,15 @@ class Parking:
             log.info("%s on %s: %s", held.resident.recipe, held.resident.device, task.exception())
 
     async def _in_slot(self, held: Held, tier: Tier, worker: Worker) -> Mapping[str, int]:
-        who = f"{held.resident.run_uid} (its standby is moved)"
-        await self._slots.acquire(who, (held.resident.device,))
+        run_uid, devices = held.resident.run_uid, (held.resident.device,)
+        who = f"{run_uid} (its standby on {devices[0]} is moved)"
+        await self._slots.acquire(who, devices)
         try:
             if tier is Tier.PARKED:
                 return await self._mover.park(held, worker)
+            unchanged_mono_ns = await self._gpu_locks.take(who, devices, run_uid)
+            await self._sampler.wait_newer(unchanged_mono_ns, FRESH_LOOK_S)
             return await self._mover.unpark(held, worker)
         finally:
+            self._gpu_locks.release(who, has_loaded=True)
             self._slots.release(who)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from remote_agent.agentd.capacity import bytes_on
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.holders import Held, Holders, ReuseKey
 from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.kept import Kept
 from remote_agent.agentd.workers import Worker
 from remote_agent.errors import KeeperError, RefusedError
-from remote_agent.protocol.internal import InternalMessage, WorkerFinding
+from remote_agent.protocol.internal import InternalMessage, ShardIdentity, WorkerFinding, WorkerLetsGo
 from remote_agent.protocol.messages import Finding, Resident, Tier
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,8 @@ class Residents:
             self._holders.remove(known, by)
         self._take_name(resident.name, by)
         if resident.tier is Tier.RESIDENT:
-            worker.on_message = lambda worker, message: None
             held = Held(replace(resident, pid=None))
-            self._background(self._end_worker(worker, held))
+            self._dismiss(worker, held)
         else:
             held = Held(resident, worker, key)
             if known is None:
@@ -61,9 +61,14 @@ class Residents:
         self._holders.add(held)
         self._arm(held)
 
+    def hold_nothing(self, worker: Worker, resident: Resident) -> None:
+        """Let a worker go whose run left nothing that anybody has to hold."""
+        self.blame(worker, f"run {resident.run_uid} left nothing with it")
+        self._dismiss(worker, Held(resident))
+
     def find(self, key: ReuseKey) -> Worker | None:
-        """Return an idle standby that fits, one that is parked only where there is no other."""
-        fitting = [held for held in self._holders if held.key == key and not _is_busy(held)]
+        """Return an idle standby that fits and is to stay, one that is parked only where there is no other."""
+        fitting = [held for held in self._holders if held.key == key and not (_is_busy(held) or held.reason)]
         workers = [held.worker for held in sorted(fitting, key=lambda held: held.is_off_device)]
         return next((worker for worker in workers if worker is not None and worker.is_alive), None)
 
@@ -74,10 +79,22 @@ class Residents:
             raise KeyError(worker.child.pid)
         return held
 
-    def tier_of(self, worker: Worker) -> Tier:
-        """Return where a standby is: ``standby`` or ``parked``; ``cold`` for one that is gone."""
+    def tier_of(self, worker: Worker) -> Tier | None:
+        """Return what a worker holds, if anything."""
         held = self._holders.of_worker(worker)
-        return held.resident.tier if held is not None else Tier.COLD
+        return None if held is None else held.resident.tier
+
+    def coldest(self, workers: Iterable[Worker]) -> Tier | None:
+        """Return the coldest of what workers hold; None where there are none, or one holds nothing."""
+        tiers = [self.tier_of(worker) for worker in workers]
+        known = [tier for tier in tiers if tier is not None]
+        return min(known, key=list(Tier).index) if known and len(known) == len(tiers) else None
+
+    def registered_bytes(self, shards: Sequence[ShardIdentity]) -> int:
+        """Return how much of the host's memory workers keep registered of other files, each file's pages once."""
+        workers = [(held.worker, held.resident) for held in self._holders]
+        others = {worker.shards: one.bytes for worker, one in workers if worker is not None and one.tier is Tier.HOST}
+        return sum(size_bytes for files, size_bytes in others.items() if files != tuple(shards))
 
     def take(self, worker: Worker, run_uid: str) -> None:
         """Mark a standby as serving another run; its time to live stands still."""
@@ -103,8 +120,13 @@ class Residents:
     async def replace(self, worker: Worker, reason: str) -> None:
         """Let one standby go and wait until it has; what the keeper has of it goes unless it is attached."""
         held = self._holders.of_worker(worker)
-        if held is not None:
+        if held is None:
+            return
+        try:
             await self._release(held, reason)
+        except RefusedError as refusal:
+            self._tell_stale(held, reason, refusal)
+            await self._end_worker(worker, held, reason)
 
     async def replace_stale(self, name: str, model: str, device: str, reason: str) -> None:
         """Let go what the keeper has of other files of the same model on that device, where nobody is attached."""
@@ -115,22 +137,33 @@ class Residents:
                 try:
                     await self._release(held, reason)
                 except RefusedError as refusal:
-                    self._events.emit(Finding("stale_resident", "warning", f"{reason}, but {refusal}"), one.run_uid)
+                    self._tell_stale(held, reason, refusal)
 
-    def idle(self, device: str) -> tuple[Resident, ...]:
-        """Return what the keeper alone holds there and nobody is attached to, the least recently used first."""
-        there = [held.resident for held in self._holders if held.worker is None and held.resident.device == device]
-        return tuple(sorted((one for one in there if not one.attached), key=lambda one: one.since_wall_ns))
+    def held_besides(self, run_uid: str) -> tuple[Resident, ...]:
+        """Return what is held, but for what one run is using and takes over."""
+        return tuple(held.resident for held in self._holders if held.busy_with != run_uid)
 
-    async def let_go(self, resident: Resident, reason: str) -> bool:
+    def idle(self, device: str) -> tuple[Held, ...]:
+        """Return what nobody is attached to there and no run uses, the least recently used first."""
+        there = [held for held in self._holders if bytes_on(held.resident, device) and not _is_busy(held)]
+        return tuple(sorted((held for held in there if not held.resident.attached), key=lambda held: held.used_wall_ns))
+
+    async def let_go(self, held: Held, reason: str) -> bool:
         """Let one go that nobody is attached to, and return whether it went."""
-        held = self._holders.of_name(resident.name)
+        if _is_busy(held) or held not in self._holders:
+            return False
         try:
-            if held is not None:
-                await self._release(held, reason)
+            await self._release(held, reason)
         except RefusedError:
             return False  # somebody attached just now
-        return held is not None
+        return held not in self._holders
+
+    def lose(self, device: str, reason: str) -> None:
+        """Drop everything on a device, attached or in use or not: its memory is not what it was."""
+        for held in self._holders:
+            if held.resident.device == device:
+                held.reason = held.reason or reason
+                self._background(self._drop_for_good(held, reason))
 
     async def release(
         self, run_uid: str | None, reason: str, force: bool = False, wait_s: float = 0.0
@@ -143,10 +176,11 @@ class Residents:
         await self.kept.settled.wait()
         chosen = list(self._holders) if run_uid is None else self.chosen(run_uid)
         for held in chosen:
-            if _is_busy(held):
-                raise RefusedError("busy", describe_busy(held))
+            refuse_busy(held)
         if not force:
             await self._wait_until_free(chosen, wait_s)
+            for held in chosen:
+                refuse_busy(held)  # a run may have come meanwhile
         await asyncio.gather(*(self._release(held, reason, force) for held in chosen))
         return tuple(held.resident for held in chosen if held not in self._holders)
 
@@ -167,6 +201,18 @@ class Residents:
         """End a standby that can't be used any more. What the keeper has of it is a resident from now on."""
         held.is_moving = True
         await self._end_worker(worker, held, reason)
+
+    async def stop_standbys(self, recipe: str, reason: str) -> tuple[Resident, ...]:
+        """End the processes that hold a recipe or are armed for it; what the keeper has of it stays resident.
+
+        Raises: RefusedError ``busy`` if one serves a run; then none has ended
+        """
+        chosen = [held for held in self._holders if held.worker is not None and held.resident.recipe == recipe]
+        for held in chosen:
+            refuse_busy(held)
+        ends = [self._end_worker(held.worker, held, reason) for held in chosen if held.worker is not None]
+        await asyncio.gather(*ends)
+        return tuple(held.resident for held in chosen if held not in self._holders)
 
     async def end_all(self, reason: str) -> None:
         """End every worker that holds something, busy or not. What the keeper has stays there."""
@@ -196,7 +242,7 @@ class Residents:
         Raises: RefusedError while it is attached, unless ``force``, and while it is being moved
         """
         if held.is_moving:
-            raise RefusedError("busy", describe_busy(held))
+            raise RefusedError("busy", _describe_busy(held))
         before, held.reason = held.reason, held.reason or reason
         try:
             await self._drop(held, force)
@@ -217,6 +263,10 @@ class Residents:
         except KeeperError as error:
             raise RefusedError("keeper_silent", f"{name}: the keeper does not let go: {error}") from error
         held.is_dropped = True
+
+    def _dismiss(self, worker: Worker, held: Held) -> None:
+        worker.on_message = lambda worker, message: None
+        self._background(self._end_worker(worker, held))
 
     async def _end_worker(self, worker: Worker, held: Held, reason: str = "") -> None:
         held.reason = held.reason or reason or None
@@ -244,9 +294,12 @@ class Residents:
         left_s = ttl_s
         if held.worker is None:  # its time runs on while no agent does
             left_s = max(0.0, held.resident.since_wall_ns / 1e9 + ttl_s - time.time())
+            left_s = min(ttl_s, left_s)  # a clock that was put back must not make it longer
         self._arm_in(left_s, held, f"its time to live of {ttl_s:g} s is over")
 
     def _arm_in(self, delay_s: float, held: Held, reason: str) -> None:
+        if held.timer is not None:
+            held.timer.cancel()
         held.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, held, reason)
 
     def _expire(self, held: Held, reason: str) -> None:
@@ -254,15 +307,30 @@ class Residents:
 
     async def _let_go(self, held: Held, reason: str) -> None:
         try:
+            refuse_busy(held)
             await self._release(held, reason)
         except RefusedError as refusal:
             log.info("%s, but %s", reason, refusal)
             if held in self._holders:
                 self._arm_in(RETRY_S, held, reason)
 
+    async def _drop_for_good(self, held: Held, reason: str) -> None:
+        while held in self._holders:
+            try:
+                await self._release(held, reason, force=True)
+            except RefusedError as refusal:
+                log.error("%s: %s", reason, refusal)
+                await asyncio.sleep(RETRY_S)
+
+    def _tell_stale(self, held: Held, reason: str, refusal: RefusedError) -> None:
+        finding = Finding("stale_resident", "warning", f"{reason}, but {refusal}")
+        self._events.emit(finding, held.resident.run_uid)
+
     def _heard(self, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerFinding):
             self._events.emit(message.finding, worker.order.run_uid)
+        elif isinstance(message, WorkerLetsGo):
+            self.blame(worker, message.reason)
 
     def _orphaned(self, held: Held, reason: str) -> None:
         """End a parked standby whose weights are no more: nothing could be mapped into it again."""
@@ -286,8 +354,13 @@ class Residents:
             self._arm(left)
 
 
-def describe_busy(held: Held) -> str:
-    """Say what keeps an entry from being let go or moved."""
+def refuse_busy(held: Held) -> None:
+    """Raises: RefusedError while an entry serves a run or is moved: it can't be let go or moved then"""
+    if _is_busy(held):
+        raise RefusedError("busy", _describe_busy(held))
+
+
+def _describe_busy(held: Held) -> str:
     doing = f"serves run {held.busy_with}" if held.busy_with else "is being parked or unparked"
     return f"{held.resident.recipe} on {held.resident.device} {doing}"
 

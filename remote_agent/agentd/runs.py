@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from remote_agent.agentd import hostfacts
-from remote_agent.agentd.capacity import CPU, needs_sampler, resolve_devices
+from remote_agent.agentd.capacity import CPU, needs_sampler, process_bytes, resolve_devices
 from remote_agent.agentd.checking import Preflight, figures, found_tier
-from remote_agent.agentd.crew import Crew, warmth
+from remote_agent.agentd.crew import Crew
 from remote_agent.agentd.holders import ReuseKey
 from remote_agent.agentd.lifecycle import RunEvent, next_run_state
 from remote_agent.agentd.reaper import Child
+from remote_agent.agentd.room import Room
+from remote_agent.agentd.sampling import FRESH_LOOK_S
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.stages import WORKER_STAGES, StageBoard
 from remote_agent.agentd.timeline import Figure, Figures, Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
-from remote_agent.protocol.internal import PreflightReport, ShardIdentity
+from remote_agent.protocol.budget import parse_budget
+from remote_agent.protocol.internal import PreflightReport, ShardIdentity, WorkerReady
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
@@ -38,8 +42,9 @@ from remote_agent.protocol.messages import (
     StageRecord,
     Tier,
 )
-from remote_agent.recipe import recipe_hash
+from remote_agent.recipe import armed_hash, model_hash, recipe_hash
 from remote_agent.resident.names import resident_name
+from remote_agent.resident.stand_in import choose_chunk_bytes
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +60,13 @@ _PROBE_REASONS = {
 
 
 class Run:
-    """An accepted run. `record` is what it is now; ``finished`` is set once that is final."""
+    """An accepted run. `record` is what it is now; ``finished`` is set once that is final.
 
-    def __init__(self, services: Services, params: RunStartParams) -> None:
-        self._services, self.params, self._recipe = services, params, params.recipe
+    With ``arm`` its workers make all but the weights, and wait for a run that brings those.
+    """
+
+    def __init__(self, services: Services, params: RunStartParams, arm: bool = False) -> None:
+        self._services, self.params, self._recipe, self.arm = services, params, params.recipe, arm
         self._hash = recipe_hash(params.recipe)
         self._accepted_wall_ns = time.time_ns()
         timeline = Timeline(time.monotonic_ns())
@@ -66,7 +74,7 @@ class Run:
         self._crew = Crew(services, self._board, params.run_uid)
         self._state = RunState.QUEUED
         self._devices = self._devices_known_now()
-        self._tier_from = warmth(services.residents, self._find_standbys()) if self._devices else Tier.COLD
+        self._tier_from = self._tier_waiting()
         self._shards: tuple[ShardIdentity, ...] = ()
         self._preflight: Preflight | None = None
         self._found: PreflightReport | None = None
@@ -127,6 +135,8 @@ class Run:
         self._board.begin("queue")
         await self._crew.watch(self._resolve_devices())
         await self._crew.watch(self._wait_for_slot())
+        if not self._find_standbys():
+            await self._crew.watch(self._wait_for_locks())
         await self._crew.watch(self._wait_for_keeper())
         self._board.end("queue")
         self._state = next_run_state(self._state, RunEvent.DEQUEUE)
@@ -149,6 +159,8 @@ class Run:
     # --- stages of the agent's own ---
 
     def _devices_known_now(self) -> tuple[str, ...]:
+        if not self._recipe.needs_device:
+            return (CPU,)
         sampler = self._services.sampler
         if needs_sampler(self._recipe.devices) and not sampler.known.is_set():
             return ()
@@ -158,18 +170,30 @@ class Run:
             return ()
 
     async def _resolve_devices(self) -> None:
+        if not self._recipe.needs_device:
+            self._devices = (CPU,)
+            return
         sampler = self._services.sampler
         if needs_sampler(self._recipe.devices):
             await sampler.wait_known(SAMPLER_PATIENCE_S)
         self._devices = resolve_devices(self._recipe.devices, sampler.report, sampler.status)
+        if self._recipe.target_tier == "host" and CPU in self._devices:
+            text = "target_tier host registers files with a GPU, and there is none on this host: cached is what it has"
+            raise StageError(Failure("needs_gpu", text, "queue"))
 
     async def _wait_for_slot(self) -> None:
-        slots = self._services.slots
-        ahead = slots.holders(self._devices)
+        """Wait until the devices are this run's; what uses none waits for nobody."""
+        slots, devices = self._services.slots, self._devices if self._recipe.needs_device else ()
+        ahead = slots.holders(devices)
         if ahead:
             text = f"waits for run {', '.join(dict.fromkeys(ahead))} on {', '.join(self._devices)}"
             self._services.events.emit(Finding("waiting", "info", text), self.params.run_uid)
-        await slots.acquire(self.params.run_uid, self._devices)
+        await slots.acquire(self.params.run_uid, devices)
+
+    async def _wait_for_locks(self) -> None:
+        """Wait until no other agent loads onto the run's GPUs, and for a look at them from after its load."""
+        unchanged_mono_ns = await self._services.gpu_locks.take(self.params.run_uid, self._devices)
+        await self._services.sampler.wait_newer(unchanged_mono_ns, FRESH_LOOK_S)
 
     async def _wait_for_keeper(self) -> None:
         """Wait until it is known what is resident: a moment, after the agent's own start."""
@@ -198,52 +222,74 @@ class Run:
         self._preflight = check = Preflight(self._services, self._order(self._devices[0]))
         self._found = report = await check.report()
         self._shards = report.shards
-        if self._crew.has_standbys(report.shards):
-            self._tier_from = self._crew.warmth
-        else:
-            await self._replace_stale()
-            await self._prepare_load(check, report)
-        if self._recipe.target_tier == "resident":
+        self._tier_from = await self._find_start(check, report)
+        if self._recipe.target_tier == "resident" or self._crew.tier_held(report.shards) is Tier.ARMED:
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
 
-    async def _prepare_load(self, check: Preflight, report: PreflightReport) -> None:
-        """See that there is room for the weights that the keeper does not have. Raises: StageError ``no_memory``"""
-        kept = self._services.residents.kept
-        resident = [device for device in self._devices if kept.has(self._resident_name(device))]
-        for device in self._devices:
-            if device not in resident:
-                await self._find_room(check, device, report.bytes)
-        self._tier_from = Tier.RESIDENT if len(resident) == len(self._devices) else found_tier(report)
+    async def _find_start(self, check: Preflight, report: PreflightReport) -> Tier:
+        """Return from where the run starts, once there is room for what it needs beside that.
+
+        Raises: StageError ``no_memory`` or ``over_budget``
+        """
+        held = self._crew.tier_held(report.shards)
+        if held is None and not self.arm:
+            await self._replace_stale()
+        found = [found_tier(report)]
+        if self._recipe.builds_model:
+            missing = [device for device in self._devices if not self._is_resident(device)]
+            is_armed_now = self.arm and held is None
+            needed_bytes = choose_chunk_bytes(report.bytes, 0) if is_armed_now else report.bytes
+            for device in self._devices if is_armed_now else self._in_need(held, missing):
+                await self._find_room(check, device, needed_bytes)
+            # Without its weights an armed process saves less than they cost.
+            counts = held is not None and (held is not Tier.ARMED or self.arm or not missing)
+            found += [held] if held is not None and counts else []
+            found += [Tier.RESIDENT] if not missing else []
+        elif held is None:
+            await self._find_room(check, CPU, report.bytes - (report.cached_bytes or 0))
+        else:
+            found.append(held)
+        return max(found, key=list(Tier).index)
+
+    def _in_need(self, held: Tier | None, missing: Sequence[str]) -> Sequence[str]:
+        """Return where weights come to lie, of the devices on which the keeper has none."""
+        if held is Tier.PARKED:  # what comes back with its process
+            return [device for device in missing if device in self._crew.parked]
+        return () if held is Tier.STANDBY or self.arm else missing
 
     async def _wake_parked(self) -> None:
-        """Have parked standbys put back. Where one is lost, a fresh worker loads. Raises: StageError ``no_memory``"""
-        if not self._crew.has_standbys(self._shards):
-            return  # they are to be replaced
+        """Have parked standbys put back. Where one is lost, a fresh worker loads.
+
+        Raises: StageError ``no_memory`` or ``over_budget``
+        """
+        if not self._crew.has_standbys(self._shards) or not self._crew.parked:
+            return  # or they are to be replaced
+        await self._wait_for_locks()
         lost = await self._crew.wake()
         if lost is not None:
             self._services.events.emit(Finding("unpark_failed", "warning", lost[:2000]), self.params.run_uid)
             assert self._preflight is not None
             assert self._found is not None
-            await self._prepare_load(self._preflight, self._found)
+            self._tier_from = await self._find_start(self._preflight, self._found)
 
     async def _find_room(self, check: Preflight, device: str, needed_bytes: int) -> None:
-        """See that the weights fit on a device, and let residents go for them where the recipe says so.
+        """See that the weights fit on a device, alone there, and let idle ones go for them where the recipe says so.
 
-        Raises: StageError ``no_memory``
+        Raises: StageError ``no_memory`` or ``over_budget``
         """
-        residents = self._services.residents
-        idle = residents.idle(device) if self._recipe.hold.make_room else ()
-        check.check_memory((device,), needed_bytes - sum(one.bytes for one in idle))  # else nothing goes
-        for one in idle:
-            try:
-                check.check_memory((device,), needed_bytes)
-                return
-            except StageError:
-                went = await residents.let_go(one, f"run {self.params.run_uid} needed its room")
-                # The host's own figure is read each time; a GPU's is the sampler's, which looks now and then.
-                needed_bytes -= one.bytes if went and device != CPU else 0
-        check.check_memory((device,), needed_bytes)
+        await self._wait_for_locks()
+        own = (parse_budget(self.params.hold_budget),) if self.params.hold_budget else ()
+        budgets = (*own, *self._services.hold_budgets) if self._recipe.builds_model else ()
+        room = Room(
+            self._services,
+            self.params.run_uid,
+            device,
+            needed_bytes,
+            budgets,
+            lambda wanted_bytes: check.check_memory((device,), wanted_bytes),
+        )
+        await room.find(self._recipe.hold.make_room)
 
     async def _replace_stale(self) -> None:
         reason = f"its files changed: run {self.params.run_uid} loads them again"
@@ -257,7 +303,8 @@ class Run:
         cache = self._recipe.compile.cache_directory or str(self._services.state.cache)
         stderr = self._services.store.stderr_path(self.params.run_uid)
         state = str(self._services.state.root)
-        return Order(self.params.run_uid, self._recipe, device, self.params.python, cache, stderr, state, self._owner)
+        python, owner = self.params.python, self._owner
+        return Order(self.params.run_uid, self._recipe, device, python, cache, stderr, state, owner, self.arm)
 
     @property
     def _owner(self) -> str:
@@ -266,15 +313,35 @@ class Run:
     def _resident_name(self, device: str) -> str:
         return resident_name(self._recipe.model.path, self._shards, device)
 
-    def _reuse_key(self, device: str) -> ReuseKey:
-        return ReuseKey(self._hash, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
+    def _is_resident(self, device: str) -> bool:
+        return self._services.residents.kept.has(self._resident_name(device))
+
+    def _reuse_key(self, device: str, tier: Tier = Tier.STANDBY) -> ReuseKey:
+        """Return the key of a process that has what this recipe makes, or that serves more recipes than this one."""
+        digests = {Tier.ARMED: armed_hash, Tier.HOST: model_hash}
+        content = digests[tier](self._recipe) if tier in digests else self._hash
+        return ReuseKey(content, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
 
     def _find_standbys(self) -> dict[str, Worker]:
-        found = {device: self._services.residents.find(self._reuse_key(device)) for device in self._devices}
-        whole = {device: worker for device, worker in found.items() if worker is not None}
-        return whole if len(whole) == len(found) else {}
+        """Return an idle process for every device: one that has the model warm, is armed, or has its shards registered.
+
+        To arm, shards that are registered are of no use.
+        """
+        for tier in (Tier.STANDBY, Tier.ARMED) if self.arm else (Tier.STANDBY, Tier.ARMED, Tier.HOST):
+            keys = {device: self._reuse_key(device, tier) for device in self._devices}
+            found = {device: self._services.residents.find(key) for device, key in keys.items()}
+            whole = {device: worker for device, worker in found.items() if worker is not None}
+            if whole and len(whole) == len(found):
+                return whole
+        return {}
+
+    def _tier_waiting(self) -> Tier:
+        """Return how warm a process that waits has the model; cold where none does, or where weights are missing."""
+        tier = self._services.residents.coldest(self._find_standbys().values())
+        return Tier.COLD if tier in (None, Tier.ARMED) else tier
 
     def _hold(self) -> None:
+        residents = self._services.residents
         for device, (worker, ready) in self._crew.ready().items():
             resident = Resident(
                 self.params.run_uid,
@@ -282,19 +349,33 @@ class Run:
                 self._recipe.model.path,
                 device,
                 ready.tier,
-                ready.bytes,
+                self._held_bytes(worker, ready),
                 worker.child.pid,
                 self._owner,
                 time.time_ns(),
                 self._recipe.hold.ttl_s,
                 ready.resident,
             )
-            self._services.residents.hold(worker, self._reuse_key(device), resident)
+            if ready.is_held:
+                residents.hold(worker, self._reuse_key(device, ready.tier), resident)
+            else:
+                residents.hold_nothing(worker, resident)
+
+    def _held_bytes(self, worker: Worker, ready: WorkerReady) -> int:
+        """Return what a holder takes of its device; of an armed one NVML knows the context's part too."""
+        if ready.tier is not Tier.ARMED:
+            return ready.bytes
+        return max(ready.bytes, process_bytes(worker.child.pid, self._services.sampler.report))
 
     # --- what happens to it ---
 
     def _stage_changed(self, record: StageRecord) -> None:
         self._services.events.emit(StageChanged(record), self.params.run_uid)
+
+    def device_failed(self, device: str, reason: str) -> None:
+        """End the run as failed, if it is on that device already."""
+        if device in self._devices and self._state is RunState.RUNNING:
+            self._crew.fail(StageError(Failure("gpu_error", reason, self._board.current)))
 
     def _overdue(self, error: StageError) -> None:
         self._crew.fail(error)
@@ -308,13 +389,15 @@ class Run:
         """End what is left of the run and say how it ended."""
         stuck: list[tuple[Child, str]] = []
         if event is RunEvent.SUCCEED:
-            self._board.close("over when the run was", "not reported")
+            unreached = "not reported" if self._recipe.builds_model else f"not part of {self._recipe.target_tier}"
+            self._board.close("over when the run was", "weights are brought later" if self.arm else unreached)
         else:
             self._board.close(failure.detail[:300] if failure else event.value)
             stuck = await self._crew.dismiss(self._preflight.child if self._preflight else None)
         if stuck:
             event, failure = RunEvent.HANG, _stuck(failure, [reason for _, reason in stuck])
         self._services.residents.kept.expect_no_more(self.params.run_uid)
+        self._services.gpu_locks.release(self.params.run_uid, has_loaded=True)
         self._state = next_run_state(self._state, event)
         self._final = final = self._settled(failure)
         self._services.events.emit(RunFinished(final), self.params.run_uid)
@@ -331,8 +414,13 @@ class Run:
         ready = [message for _, message in self._crew.ready().values()] if self._state is RunState.READY else []
         if not ready:
             return record
-        first_ns = max(message.first_output_mono_ns for message in ready) - self._board.timeline.accepted_mono_ns
-        return replace(record, tier_to=ready[0].tier, output=ready[0].output[:4000], first_output_ns=first_ns)
+        tier_to = min((message.tier for message in ready), key=list(Tier).index)
+        outputs_ns = [message.first_output_mono_ns for message in ready if message.first_output_mono_ns is not None]
+        record = replace(record, tier_to=tier_to)
+        if not outputs_ns:
+            return record
+        first_ns = max(outputs_ns) - self._board.timeline.accepted_mono_ns
+        return replace(record, output=ready[0].output[:4000], first_output_ns=first_ns)
 
     def _record(self, stages: tuple[StageRecord, ...]) -> RunRecord:
         return RunRecord(

@@ -19,6 +19,9 @@ from remote_agent.protocol.messages import Finding
 
 log = logging.getLogger(__name__)
 
+FRESH_LOOK_S = 2.0
+"""How long whoever counts on free memory waits for a look at the GPUs after a load; there are two looks a second."""
+
 Status = Literal["nvml", "absent", "hung", "starting", "failed"]
 
 
@@ -46,9 +49,11 @@ class Sampler:
     ) -> None:
         self._reaper, self._commands, self._log_descriptor = reaper, commands, log_descriptor
         self._on_finding, self._times = on_finding, times or SamplerTimes()
+        self.on_report: Callable[[SamplerReport], None] = lambda report: None
         self.status: Status = "starting"
         self.report: SamplerReport | None = None
         self.known = asyncio.Event()
+        self._next_report = asyncio.Event()
         self._child: Child | None = None
         self._channel: Channel | None = None
         self._heard_s = 0.0
@@ -66,6 +71,18 @@ class Sampler:
             await asyncio.wait_for(self.known.wait(), patience_s)
         except asyncio.TimeoutError:
             pass  # what is not known by then is said to be so
+
+    async def wait_newer(self, than_mono_ns: int, patience_s: float) -> None:
+        """Wait, no longer than that, for a look at the GPUs that began after ``than_mono_ns``."""
+
+        async def look() -> None:
+            while self.report is not None and self.report.t_mono_ns <= than_mono_ns:
+                await self._next_report.wait()
+
+        try:
+            await asyncio.wait_for(look(), patience_s)
+        except asyncio.TimeoutError:
+            pass  # the driver is slow; the last look counts
 
     async def supervise(self) -> None:
         """Run until there is nothing to sample or the agent ends."""
@@ -136,6 +153,9 @@ class Sampler:
         self.report = message
         self.status = "absent" if message.status == "absent" else "nvml"
         self.known.set()
+        self._next_report.set()
+        self._next_report = asyncio.Event()
+        self.on_report(message)
         for finding in message.findings:
             if finding not in self._told and len(self._told) < 1000:
                 self._told.add(finding)

@@ -27,6 +27,7 @@ from remote_agent.agentd.supervisor import Supervisor
 from remote_agent.agentd.tenure import Tenure
 from remote_agent.errors import StateDirError
 from remote_agent.keeper.sockets import peer_uid
+from remote_agent.protocol.budget import Budget, parse_budget
 from remote_agent.protocol.messages import GpuSample, HostSample, Progress, Sample
 
 log = logging.getLogger(__name__)
@@ -260,6 +261,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--state-dir", type=Path, help="where it keeps its socket, journal and runs")
     parser.add_argument("--foreground", action="store_true", help="stay attached; the log goes to stderr")
     parser.add_argument("--devices-folder", type=Path, default=Path("/dev"), help="where the keeper looks for GPUs")
+    parser.add_argument(
+        "--hold-budget",
+        type=_budget,
+        action="append",
+        default=[],
+        metavar="SIZE",
+        help="what warm models may take of each device, as 80%% or 60GB; more is refused or makes room",
+    )
     arguments = parser.parse_args(argv)
     if not arguments.foreground:
         os.closerange(3, 1 << 20)  # nothing of the caller's stays open in a daemon
@@ -269,7 +278,15 @@ def main(argv: list[str]) -> int:
     except StateDirError as error:
         print(f"agentd: {error}", file=sys.stderr)
         return 1
-    return launch(state, Options(devices_folder=arguments.devices_folder), foreground=arguments.foreground)
+    options = Options(devices_folder=arguments.devices_folder, hold_budgets=tuple(arguments.hold_budget))
+    return launch(state, options, foreground=arguments.foreground)
+
+
+def _budget(text: str) -> Budget:
+    try:
+        return parse_budget(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def launch(

@@ -8,12 +8,15 @@ from typing import Protocol
 
 from remote_agent.agentd.capacity import Slots
 from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.gpu_locks import GpuLocks
 from remote_agent.agentd.parking import Parking
 from remote_agent.agentd.paths import StateDir
+from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.sampling import Sampler
 from remote_agent.agentd.store import RunStore
 from remote_agent.agentd.workers import Workers
+from remote_agent.protocol.budget import Budget
 from remote_agent.protocol.messages import Progress
 
 
@@ -32,8 +35,11 @@ class Services:
     store: RunStore
     sampler: Sampler
     slots: Slots
+    gpu_locks: GpuLocks
     workers: Workers
+    preflights: Preflights
     residents: Residents
     parking: Parking
     keeper: Keeper
+    hold_budgets: tuple[Budget, ...]
     on_progress: Callable[[Progress], None]

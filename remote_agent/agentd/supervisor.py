@@ -12,9 +12,12 @@ from typing import NoReturn
 
 from remote_agent import __version__
 from remote_agent.agentd import hostfacts
+from remote_agent.agentd.accounting import account
 from remote_agent.agentd.capacity import Slots
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.events import EventLog
+from remote_agent.agentd.gpu_errors import GpuErrors
+from remote_agent.agentd.gpu_locks import GpuLocks
 from remote_agent.agentd.journal import Journal
 from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.ledger import interrupted
@@ -22,6 +25,7 @@ from remote_agent.agentd.lifecycle import RunEvent
 from remote_agent.agentd.options import Options
 from remote_agent.agentd.parking import Parking
 from remote_agent.agentd.paths import StateDir
+from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.processes import end, left_behind
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.residents import Residents
@@ -75,7 +79,7 @@ class Supervisor:
     ) -> None:
         self.options = options or Options()
         commands = commands or Commands()
-        self._root, self.boot_id = state.root, hostfacts.boot_id()
+        self._root, self.cache, self.boot_id = state.root, state.cache, hostfacts.boot_id()
         self._reaper = reaper or Reaper()
         self.journal = Journal(state.journal, hostfacts.machine_id(), self.options.journal)
         self.events = EventLog(self.journal)
@@ -86,8 +90,12 @@ class Supervisor:
             state, run_directory, self._reaper, commands, log_descriptor, self.options.devices_folder
         )
         self._residents = Residents(self.events, self._keeper)
+        damage = GpuErrors(state.root / "gpu_errors.json", self.boot_id, self.events.emit, self._gpu_damaged)
+        self.sampler.on_report = damage.take_in
         workers, slots = Workers(self._reaper, commands, self._zygotes), Slots()
-        self.parking = Parking(self._residents, workers, slots, self.sampler)
+        gpu_locks = GpuLocks(self.events, self.options.lock_folders)
+        self.parking = Parking(self._residents, workers, slots, gpu_locks, self.sampler)
+        self._preflights = Preflights(self._reaper, commands, log_descriptor, self.options.idle_s)
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(
             state,
@@ -95,10 +103,13 @@ class Supervisor:
             self._store,
             self.sampler,
             slots,
+            gpu_locks,
             workers,
+            self._preflights,
             self._residents,
             self.parking,
             self._keeper,
+            self.options.hold_budgets,
             self._progress,
         )
         self._runs: dict[str, Run] = {}
@@ -113,6 +124,7 @@ class Supervisor:
         self.events.emit(DaemonStarted(__version__, self.boot_id, os.getpid()))
         self._end_what_was_left()
         self._keeper.start()
+        self._preflights.agent_is_idle()
         self._watching = [
             asyncio.ensure_future(self.sampler.supervise()),
             asyncio.ensure_future(self._residents.kept.watch(self.options.keeper_s)),
@@ -120,13 +132,16 @@ class Supervisor:
 
     # --- runs ---
 
-    def start_run(self, params: RunStartParams) -> RunStartResult:
-        """Accept a run, or answer with the one of that uid. Raises: RefusedError"""
+    def start_run(self, params: RunStartParams, arm: bool = False) -> RunStartResult:
+        """Accept a run, or answer with the one of that uid; with ``arm`` one without weights. Raises: RefusedError"""
         known = self.find_run(params.run_uid)
         if known is not None:
             return RunStartResult(known, created=False)
         self._refuse_unsupported(params)
-        run = Run(self._services, params)
+        if arm and params.recipe.target_tier != "standby":
+            text = f"target_tier {params.recipe.target_tier}: only a standby can be armed before its weights are there"
+            raise RefusedError("unsupported", text)
+        run = Run(self._services, params, arm)
         self.events.emit_or_refuse(run.accepted(), params.run_uid)
         self._runs[params.run_uid] = run
         task = self._tasks[params.run_uid] = asyncio.ensure_future(run.execute())
@@ -175,6 +190,7 @@ class Supervisor:
         start_ns = time.monotonic_ns()
         total, available = hostfacts.memory_bytes()
         report = self.sampler.report
+        gpus, unexplained = account(report.gpus if report else (), self._residents.all())
         return Probe(
             hostfacts.hostname(),
             os.uname().release,
@@ -184,8 +200,8 @@ class Supervisor:
             self.sampler.status,
             report.driver_version if report else None,
             report.cuda_version if report else None,
-            report.gpus if report else (),
-            report.findings if report else (),
+            gpus,
+            (*(report.findings if report else ()), *unexplained, *self.events.findings()),
             time.monotonic_ns() - start_ns,
         )
 
@@ -195,6 +211,7 @@ class Supervisor:
             "agentd": os.getpid(),
             "keeper": self._keeper.pid,
             "sampler": self.sampler.pid,
+            "preflight": self._preflights.pid,
         }
         processes.update({f"zygote {index}": pid for index, pid in enumerate(self._zygotes.pids, 1)})
         for run in self._runs.values():
@@ -218,6 +235,17 @@ class Supervisor:
             released = await self._residents.release(run_uid, "released by request", params.force, params.wait_s)
         return ReleaseResult(released, params.driver and await self._keeper.release())
 
+    async def stop_standbys(self, recipe: str) -> tuple[Resident, ...]:
+        """End the standbys of a recipe, armed or with weights, and what arms one now. Raises: RefusedError"""
+        arming = [run for run in self._runs.values() if run.arm and run.params.recipe.name == recipe]
+        for run in arming:
+            run.stop(RunEvent.CANCEL, "its standby was stopped by request")
+        await asyncio.gather(*(run.finished.wait() for run in arming))
+        stopped = await self._residents.stop_standbys(recipe, "stopped by request")
+        if not stopped and not arming:
+            raise RefusedError("no_such_standby", f"no process waits for or holds {recipe} on this node")
+        return stopped
+
     async def shut_down(self, params: ShutdownParams) -> None:
         """End runs, holders and the agent. Raises: RefusedError ``busy`` unless forced or idle."""
         busy = [f"run {uid}" for uid in self._runs]
@@ -240,6 +268,7 @@ class Supervisor:
         await self.parking.stop()
         await self._residents.end_all(reason)
         self._zygotes.stop()
+        self._preflights.stop()
         self.sampler.stop()
 
     def find_keeper(self) -> None:
@@ -264,20 +293,24 @@ class Supervisor:
         self.events.close()
         self._reaper.stop()
 
+    def _gpu_damaged(self, uuid: str, reason: str) -> None:
+        for run in self._runs.values():
+            run.device_failed(uuid, reason)
+        self._residents.lose(uuid, reason)
+
     def _progress(self, progress: Progress) -> None:
         self.on_progress(progress)
 
     def _forget(self, run_uid: str) -> None:
         """Drop a run that has ended; its record is in the store."""
         del self._runs[run_uid], self._tasks[run_uid]
+        if not self._runs and not self._closing:
+            self._preflights.agent_is_idle()
 
     def _refuse_unsupported(self, params: RunStartParams) -> None:
         recipe = params.recipe
         if self._closing:
             raise RefusedError("stopping", "the agent is ending")
-        if recipe.target_tier not in ("standby", "resident"):
-            text = f"target_tier {recipe.target_tier} is not supported yet: use standby or resident"
-            raise RefusedError("unsupported", text)
         if recipe.model.adapter != "native":
             raise RefusedError("unsupported", f"adapter {recipe.model.adapter} is not supported yet: use native")
         if not recipe.model.path.startswith(("/", "~")):

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,7 @@ class NoAnswerError(AgentError):
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is started for. ``owner``: whose the warm model will be."""
+    """What a worker is started for. ``owner``: whose the warm model will be; ``arm``: it is to wait for weights."""
 
     run_uid: str
     recipe: Recipe
@@ -56,6 +55,7 @@ class Order:
     stderr: Path
     state_directory: str
     owner: str
+    arm: bool = False
 
 
 class Worker:
@@ -87,6 +87,7 @@ class Worker:
                 self.zygote_reason,
                 order.state_directory,
                 order.owner,
+                order.arm,
             )
         )
 
@@ -182,19 +183,25 @@ class Workers:
     async def _process(self, order: Order, stderr: int) -> tuple[Child, socket.socket, str | None]:
         """Return a worker's process and our end of its link; where no zygote forked it, the reason too.
 
+        What needs no device runs on the agent's own Python and has no reason: nothing was to be forked.
         A zygote that dies in the middle of a fork may leave a worker that nobody was told of. Such a
         worker ends when its link closes, so each way of starting one has a link of its own.
         """
+        if not order.recipe.needs_device:
+            return *self._spawn(self._commands.talking("cacher"), {}, stderr), None
         try:
             return *await self._fork(order, stderr), None
         except ZygoteError as error:
             reason = str(error)
+        argv = self._commands.talking("worker", order.python)
+        return *self._spawn(argv, order.recipe.environment, stderr), reason
+
+    def _spawn(self, argv: tuple[str, ...], environment: Mapping[str, str], stderr: int) -> tuple[Child, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                argv = self._commands.talking("worker", order.python)
-                environment = self._commands.environment(order.recipe.environment)
-                return self._reaper.spawn(argv, environment, stderr, theirs.fileno()), ours, reason
+                whole = self._commands.environment(environment)
+                return self._reaper.spawn(argv, whole, stderr, theirs.fileno()), ours
         except BaseException:
             ours.close()
             raise
@@ -209,39 +216,16 @@ class Workers:
             ours.close()
             raise
 
-    def start_preflight(self, order: Order, on_message: Callable[[InternalMessage], None]) -> Child:
-        """Start the process that checks a checkpoint on the agent's own Python; it ends after one report.
-
-        Raises: SpawnError
-        """
-        child, channel = self._start_child("preflight-child", (), {}, order.stderr, on_message)
-        job = WorkerJob(order.run_uid, order.recipe, order.device, time.monotonic_ns(), order.cache_directory)
-        channel.send(job)
-        return child
-
     def start_park(self, order: Order, on_message: Callable[[InternalMessage], None]) -> tuple[Child, Channel]:
         """Start a park child on the Python of a run; it waits for its job. Raises: SpawnError"""
-        return self._start_child("park-child", order.python, order.recipe.environment, order.stderr, on_message)
-
-    def _start_child(
-        self,
-        verb: str,
-        python: tuple[str, ...],
-        extra: Mapping[str, str],
-        log: Path,
-        on_message: Callable[[InternalMessage], None],
-    ) -> tuple[Child, Channel]:
-        ours, theirs = socket.socketpair()
         stderr = -1
         try:
-            stderr = open_stderr(log)
-            argv, environment = self._commands.talking(verb, python), self._commands.environment(extra)
-            child = self._reaper.spawn(argv, environment, stderr, theirs.fileno())
+            stderr = open_stderr(order.stderr)
+            argv = self._commands.talking("park-child", order.python)
+            child, ours = self._spawn(argv, order.recipe.environment, stderr)
         except (OSError, ValueError) as error:
-            ours.close()
-            raise SpawnError(f"{verb.removesuffix('-child')} can't be started: {error}") from error
+            raise SpawnError(f"park can't be started: {error}") from error
         finally:
-            theirs.close()
             if stderr >= 0:
                 os.close(stderr)
         channel = Channel(ours, on_message, lambda reason: child.signal(signal.SIGTERM) if reason else None)

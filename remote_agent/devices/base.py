@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Fact = Union[int, float, str, bool, None]
 
+Replay = Callable[[], None]
+"""Does captured work once more, on the same memory; queued where the device queues."""
+
 
 class Device(Protocol):
     """A place where tensors live. Methods raise DeviceError naming the call and its code.
@@ -44,6 +47,9 @@ class Device(Protocol):
     def memory(self) -> tuple[int, int]:
         """Return free and total bytes."""
 
+    def pool_bytes(self) -> int:
+        """Return what torch's allocator has of the device's memory, in use or not; 0 where that is not counted."""
+
     def share(self, size_bytes: int) -> SharedMemory:
         """Return memory that can outlive this process, at least ``size_bytes`` of it."""
 
@@ -55,6 +61,13 @@ class Device(Protocol):
 
     def reserve(self, size_bytes: int, stand_in: bool = True) -> ReservedRange:
         """Return addresses for at least ``size_bytes``, as much as `share` gives, with a stand-in or nothing there."""
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
+        """Return what ``work`` gives and how to do it again without Python; None where a device has no graphs.
+
+        ``work`` runs a few times. Each replay writes the returned tensor anew. Raises: RuntimeError, DeviceError if it
+        can't be captured.
+        """
 
     def close(self) -> None:
         """Give back what ``open_context`` took. Safe to call again."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.devices.base import Fact
+from remote_agent.devices.base import Fact, Replay
 from remote_agent.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class CpuDevice:
         except (OSError, ValueError, KeyError) as error:
             raise DeviceError(f"{MEMINFO} can't be read: {error}", "read", "meminfo") from error
 
+    def pool_bytes(self) -> int:
+        """Torch's memory is the process's own."""
+        return 0
+
     def share(self, size_bytes: int) -> SharedMemory:
         from remote_agent.resident.host_memory import HostMemory
 
@@ -71,6 +75,10 @@ class CpuDevice:
         from remote_agent.resident.reserved import RangeState, ReservedRange
 
         return ReservedRange(HostPlace(size_bytes), tensor_at, RangeState.STAND_IN if stand_in else RangeState.NOTHING)
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
+        """A CPU has no graphs."""
+        return None
 
     def close(self) -> None:
         """Nothing was taken."""

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.devices.base import Fact
+from remote_agent.devices.base import Fact, Replay
 from remote_agent.devices.calls import Calls
 from remote_agent.errors import DeviceError
 from remote_agent.loader.ring import PinnedRing
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DRIVER = "cuda.bindings.driver"
 RUNTIME = "cuda.bindings.runtime"
+CAPTURE_WARMUPS = 2
 NOT_INITIALISED = 3
 """CUDA_ERROR_NOT_INITIALIZED."""
 
@@ -130,6 +131,11 @@ class CudaDevice:
 
         return torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
 
+    def pool_bytes(self) -> int:
+        import torch
+
+        return int(torch.cuda.memory_reserved(self.torch_device))
+
     def share(self, size_bytes: int) -> SharedMemory:
         return GpuMemory(self.shared_space(), size_bytes)
 
@@ -142,6 +148,20 @@ class CudaDevice:
             return reserve_nothing(space, size_bytes)
         free_bytes, _ = self.memory()
         return ReservedRange(GpuPlace(space, size_bytes, free_bytes), space.to_tensor)
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
+        import torch
+
+        stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+        with torch.cuda.stream(stream):
+            for _ in range(CAPTURE_WARMUPS):  # what is chosen or allocated at a first time can't be captured
+                work()
+        torch.cuda.current_stream(self.torch_device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = work()
+        return result, graph.replay
 
     def shared_space(self) -> GpuSpace:
         """Return what makes and maps memory behind descriptors here."""

@@ -62,6 +62,14 @@ class Nvml:
         value = self.ask(function, *arguments).value
         return int(value) if isinstance(value, (int, float)) else None
 
+    def reserved_bytes(self, handle: Any) -> int | None:
+        """Return what of a GPU's used memory is the driver's own, or None where it does not tell."""
+        version = getattr(self._module, "nvmlMemory_v2", None)
+        if version is None:
+            return None
+        memory = self.ask("nvmlDeviceGetMemoryInfo", handle, version)
+        return int(memory.value.reserved) if memory.is_known else None
+
     def text(self, function: str, *arguments: Any) -> str | None:
         """Return text, or None where the driver does not tell."""
         value = self.ask(function, *arguments).value
@@ -116,6 +124,7 @@ def _read_gpu(nvml: Nvml, handle: Any, index: int) -> tuple[Gpu, set[int | None]
         minor=nvml.number("nvmlDeviceGetMinorNumber", handle),
         memory_total_bytes=total,
         memory_used_bytes=int(memory.value.used) if total is not None else None,
+        memory_reserved_bytes=nvml.reserved_bytes(handle),
         unified=is_unified,
         utilisation=int(utilisation.value.gpu) if utilisation.is_known else None,
         temperature_c=nvml.number("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU),

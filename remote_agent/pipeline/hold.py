@@ -38,14 +38,21 @@ def hold_model(
             backing = replace(backing, is_kept=True)
         except AgentError as error:
             backing = replace(backing, problem=one_line(str(error)))
+    if backing.is_kept and backing.keepable is not None and backing.keepable.memory.range is not backing.range:
+        backing = replace(backing, keepable=None)  # the map that the load wrote through, beside the one in use
     keeping.detach()
     is_resident = recipe.target_tier == "resident" and backing.is_kept
     measure.bytes = backing.size_bytes if is_resident and backing.size_bytes else warm.bytes
     measure.extra["holder"] = "keeper" if is_resident else "worker"
     if backing.problem is not None and not backing.is_kept:
         measure.reason = f"standby: the weights do not outlive this process: {backing.problem}"
+    describe_memory(device, measure)
+    tier = Tier.RESIDENT if is_resident else Tier.STANDBY
+    return Kept(tier, measure.bytes, backing, keeping.name if backing.is_kept else None, measure.reason)
+
+
+def describe_memory(device: Device, measure: Measure) -> None:
+    """Say in the span what is free on the device, and of how much."""
     free, total = device.memory()
     measure.extra["memory_free_bytes"] = free
     measure.extra["memory_total_bytes"] = total
-    tier = Tier.RESIDENT if is_resident else Tier.STANDBY
-    return Kept(tier, measure.bytes, backing, keeping.name if backing.is_kept else None, measure.reason)

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING
 
 from remote_agent.agentd import hostfacts
 from remote_agent.agentd.paths import StateDir
-from remote_agent.errors import AgentError, KeeperError, KeeperGoneError, ResidentLostError
+from remote_agent.errors import AgentError, KeeperError, KeeperGoneError, NotArmableError, ResidentLostError
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.loader.header_text import TensorEntry
 from remote_agent.pipeline.imports import installed_versions
 from remote_agent.protocol.internal import Manifest, ShardIdentity, WorkerGo, WorkerJob
 from remote_agent.resident.manifest import write_manifest
-from remote_agent.resident.opening import MapShared, OpenResident, open_resident
+from remote_agent.resident.opening import MapShared, OpenResident, borrow, open_resident
 
 if TYPE_CHECKING:
     import torch
 
     from remote_agent.devices import Device
+    from remote_agent.resident.checksum import Samples
     from remote_agent.resident.memory import SharedMemory
     from remote_agent.resident.reserved import ReservedRange
 
@@ -105,10 +106,40 @@ class Keeping:
     def _open(self, map_shared: MapShared) -> OpenResident:
         assert self.name is not None
         opened = open_resident(self._address(), self.name, map_shared, verify=True)
-        if opened.manifest.shards != self._go.shards or opened.manifest.device != self._job.device:
-            raise ResidentLostError(f"{self.name}: its manifest is of other files or another device")
+        self._check(opened.manifest)
         self._lease = opened.lease
         return opened
+
+    def attach_under(self, reserved: ReservedRange, table: bytes, samples: Samples) -> tuple[Manifest, dict[str, int]]:
+        """Map the resident at a range where tensors expect it to be laid out as ``table`` says; leased until `detach`.
+
+        Returns its manifest and nanoseconds by step. Raises: NotArmableError if it is laid out otherwise; KeeperError,
+        ResidentLostError, DeviceError. When this raises the stand-in lies there, as before.
+        """
+        assert self.name is not None
+        begun = time.monotonic_ns()
+        with borrow(self._address(), self.name) as lent:
+            manifest = lent.manifest
+            self._check(manifest)
+            if lent.table != table or manifest.size_bytes != reserved.size_bytes:
+                raise NotArmableError(f"{self.name} is laid out otherwise than a load would lay it out now")
+            fetched = time.monotonic_ns()
+            steps = reserved.map(lent.descriptor, manifest.size_bytes, lent.lease.close)
+            mapped = time.monotonic_ns()
+            try:
+                if samples.checksum() != manifest.checksum:
+                    text = "the checksum of its samples is not that of what was loaded"
+                    raise ResidentLostError(f"{self.name}: {text}")
+            except BaseException:
+                reserved.unmap(stand_in=True)
+                raise
+            self._lease = lent.lease
+        verified = time.monotonic_ns()
+        return manifest, {"fetch": fetched - begun, **steps, "verify": verified - mapped}
+
+    def _check(self, manifest: Manifest) -> None:
+        if manifest.shards != self._go.shards or manifest.device != self._job.device:
+            raise ResidentLostError(f"{self.name}: its manifest is of other files or another device")
 
     def detach(self) -> None:
         """End the lease though the map stays: from now on agentd knows this process as a holder."""

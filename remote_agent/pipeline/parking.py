@@ -16,6 +16,7 @@ from remote_agent.protocol.internal import WorkerUnmapped
 
 if TYPE_CHECKING:
     from remote_agent.devices import Device
+    from remote_agent.pipeline.host import HostShards
 
 CONTEXT_BYTES = 640 << 20
 """What a context with its kernels takes of a device: 528 MiB were seen on an H200, before kernels."""
@@ -23,9 +24,12 @@ CONTEXT_BYTES = 640 << 20
 PR_SET_PDEATHSIG = 1
 
 
-def unmap_weights(backing: Backing, keeping: Keeping, device: Device, host_room_bytes: int) -> WorkerUnmapped:
+def unmap_weights(
+    backing: Backing, keeping: Keeping, device: Device, host_room_bytes: int, host: HostShards
+) -> WorkerUnmapped:
     """Unmap the weights, if the keeper has them and the host has room for the rest; say why not otherwise.
 
+    What ``host`` keeps registered of files is given back as well.
     Raises: DeviceError if the driver does not unmap them; then this process is of no use any more
     """
     begun_ns = time.monotonic_ns()
@@ -39,6 +43,7 @@ def unmap_weights(backing: Backing, keeping: Keeping, device: Device, host_room_
     if problem is not None:
         return WorkerUnmapped(needed_bytes, problem=problem)
     die_with_agent()
+    host.let_go(device, lambda: 0)()
     if backing.range is not None:
         backing.range.unmap(stand_in=False)
         backing.range.drop_stand_in()
@@ -66,7 +71,7 @@ def device_bytes(device: Device) -> int:
     import torch
 
     torch.cuda.empty_cache()
-    return int(torch.cuda.memory_reserved(device.torch_device)) + CONTEXT_BYTES
+    return device.pool_bytes() + CONTEXT_BYTES
 
 
 def die_with_agent() -> None:

@@ -48,7 +48,10 @@ TOKENIZER_FILES = (
 
 
 def main(argv: list[str]) -> int:
-    """Read one WorkerJob from the inherited socket ``--fd``, answer one PreflightReport, end."""
+    """Read one WorkerJob from the inherited socket ``--fd``, answer one PreflightReport, end.
+
+    It may wait long for its job. A descriptor beside the job is the run's log: what is printed from then on goes there.
+    """
     parser = argparse.ArgumentParser(prog="python -m remote_agent preflight-child")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to agentd")
     with socket.socket(fileno=parser.parse_args(argv).fd) as sock:
@@ -70,7 +73,7 @@ def check_recipe(recipe: Recipe, cache_directory: Path | None = None) -> Preflig
     checkpoint = examination.checkpoint
     extra: dict[str, Fact] = {"ignored": len(examination.ignored)}
     if checkpoint is not None:
-        if recipe.model.adapter == "native":
+        if recipe.model.adapter == "native" and recipe.builds_model:
             problems += _check_native(checkpoint.root, recipe)
         extra["config"] = (checkpoint.root / "config.json").is_file()
         extra["filesystem"] = filesystem_of(checkpoint.root)
@@ -186,10 +189,16 @@ def _describe_cache_directory(path: Path | None) -> dict[str, Fact]:
 def _receive(sock: socket.socket) -> WorkerJob | None:
     """Return the job, or None if the other side closed first. Raises: ProtocolError for anything else."""
     reader = FrameReader()
-    while data := sock.recv(1 << 16):
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(sock, 1 << 16, 1, socket.MSG_CMSG_CLOEXEC)
+        for descriptor in descriptors:
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            os.close(descriptor)
+        if not data:
+            return None
         for line in reader.feed(data):
             message = parse(line)
             if not isinstance(message, WorkerJob):
                 raise ProtocolError(f"preflight waits for a job, not for a {type(message).__name__}")
             return message
-    return None

@@ -5,26 +5,22 @@ This module imports no torch, so that a fresh worker reports ``init`` before it 
 
 from __future__ import annotations
 
-import gc
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from remote_agent.errors import AgentError, DeviceError, KeeperError, ResidentLostError
 from remote_agent.pipeline.failures import describe_failure, fail, one_line
+from remote_agent.pipeline.host import HostShards
 from remote_agent.pipeline.imports import import_model_code
 from remote_agent.pipeline.timing import Stages
 from remote_agent.protocol.internal import (
     InternalMessage,
-    ShardIdentity,
     WorkerFailed,
     WorkerFinding,
     WorkerGo,
     WorkerJob,
-    WorkerLostResident,
     WorkerMap,
     WorkerMapped,
     WorkerReady,
@@ -32,15 +28,14 @@ from remote_agent.protocol.internal import (
     WorkerUnmap,
     WorkerUnmapped,
 )
-from remote_agent.protocol.messages import Finding
-from remote_agent.recipe import recipe_hash
+from remote_agent.protocol.messages import Finding, Recipe, Tier
 
 if TYPE_CHECKING:
     from remote_agent.devices import Device
-    from remote_agent.pipeline.assign import Warm
-    from remote_agent.pipeline.keeping import Backing, Keeping
+    from remote_agent.pipeline.first_request import Answer
+    from remote_agent.pipeline.keeping import Keeping
+    from remote_agent.pipeline.making import Held, Making
     from remote_agent.pipeline.timing import Measure
-    from remote_agent.pipeline.weights import Weights
 
 STANDBY = "the standby has it"
 
@@ -53,16 +48,6 @@ class Line(Protocol):
     def receive(self) -> InternalMessage: ...
 
 
-@dataclass(frozen=True)
-class Held:
-    """A warm model and what it was made from."""
-
-    recipe_hash: str
-    shards: tuple[ShardIdentity, ...]
-    warm: Warm
-    backing: Backing
-
-
 class Runner:
     """Keeps one device and at most one warm model between jobs."""
 
@@ -71,8 +56,8 @@ class Runner:
         self._device: Device | None = None
         self._has_context = False
         self._held: Held | None = None
-        self._keeping: Keeping | None = None
-        self._settle: Callable[[], int] | None = None
+        self._keeper: Keeping | None = None
+        self._host = HostShards()
 
     def run(self, job: WorkerJob) -> bool:
         """Do one job and report how it went; False if it failed, or was called off before it could go.
@@ -96,20 +81,20 @@ class Runner:
             self._line.send(WorkerFailed(describe_failure(error, None)))
 
     def _moved(self, message: WorkerUnmap | WorkerMap) -> WorkerUnmapped | WorkerMapped:
-        held, keeper, device = self._held, self._keeping, self._device
+        held, keeper, device = self._held, self._keeper, self._device
         if held is None or keeper is None or device is None:
             raise fail("protocol", "a worker that holds no model was asked to move it")
         from remote_agent.pipeline import parking
 
         if isinstance(message, WorkerUnmap):
-            return parking.unmap_weights(held.backing, keeper, device, message.host_room_bytes)
+            return parking.unmap_weights(held.backing, keeper, device, message.host_room_bytes, self._host)
         backing, steps = parking.map_weights(held.backing, keeper)
         self._held = replace(held, backing=backing)
         return WorkerMapped(steps)
 
     def _run_stages(self, job: WorkerJob, stages: Stages) -> bool:
         device = self._initialise(job, stages)
-        if self._held is None:
+        if self._held is None and job.recipe.builds_model:
             # Time that preflight takes anyway.
             import_model_code(Path(job.recipe.model.path).expanduser())
         go = self._line.receive()
@@ -118,22 +103,19 @@ class Runner:
         if not isinstance(go, WorkerGo):
             raise fail("protocol", f"a worker waits to be told to go on, not for a {type(go).__name__}")
         self._open_context(device, stages)
-        from remote_agent.pipeline import first_request, hold, keeping
+        if job.recipe.target_tier == "host":
+            self._line.send(self._host.keep(job.recipe, go, device, stages, self._tell))
+            return True
+        from remote_agent.pipeline.keeping import Keeping
+        from remote_agent.pipeline.making import Making
 
-        self._keeping = keeper = keeping.Keeping(job, go)
-        held = self._reuse_model(job, go, stages) or self._warm_model(job, go, keeper, device, stages)
-        self._held = held
-        with stages.measure("first_request", device) as measure:
-            answer = first_request.answer_first_request(held.warm, job.recipe.request, measure)
-        with stages.measure("hold", device) as measure:
-            settle, self._settle = self._settle, None
-            if settle is not None:
-                measure.extra["settle_ns"] = settle()
-            kept = hold.hold_model(job.recipe, held.warm, held.backing, keeper, device, measure)
-        self._held = replace(held, backing=kept.backing)
-        if kept.problem is not None:
-            self._tell(Finding("not_kept", "warning", kept.problem))
-        self._line.send(WorkerReady(answer.first_output_mono_ns, answer.text, kept.tier, kept.bytes, kept.resident))
+        self._keeper = keeper = Keeping(job, go)
+        making = Making(self._line.send, job, go, keeper, device, stages, self._host)
+        held = self._find_model(making, job, go, stages)
+        if held.waits:
+            self._wait(held, making)
+        else:
+            self._answer(held, making)
         return True
 
     def _initialise(self, job: WorkerJob, stages: Stages) -> Device:
@@ -158,76 +140,71 @@ class Runner:
             context.open_context(device, measure)
         self._has_context = True
 
-    def _reuse_model(self, job: WorkerJob, go: WorkerGo, stages: Stages) -> Held | None:
-        """Return the held model if it is what the job asks for; let go of it otherwise."""
-        held = self._held
+    def _find_model(self, making: Making, job: WorkerJob, go: WorkerGo, stages: Stages) -> Held:
+        """Return the held model where it is what the job asks for, or one made now; it waits only if that is asked."""
+        held, self._held = self._held, None
+        if held is not None and (not held.serves(job.recipe) or held.shards != go.shards):
+            from remote_agent.pipeline.arming import let_go
+
+            changed = "checkpoint's files" if held.serves(job.recipe) else "recipe"
+            self._tell(Finding("standby_replaced", "info", f"the {changed} changed: the warm model is loaded again"))
+            held = None
+            let_go()
         if held is None:
-            return None
-        if held.recipe_hash == recipe_hash(job.recipe) and held.shards == go.shards:
-            for stage in ("weights", "assign", "compile"):
-                stages.reuse(stage, STANDBY)
-            return replace(held, backing=replace(held.backing, is_kept=go.is_resident))
-        changed = "recipe" if held.recipe_hash != recipe_hash(job.recipe) else "checkpoint's files"
-        self._tell(Finding("standby_replaced", "info", f"the {changed} changed: the warm model is loaded again"))
-        self._held = None
-        del held
-        gc.collect()
-        return None
+            return making.arm() if job.arm else making.warm()
+        if held.waits and not job.arm:
+            waiting = [held]
+            del held
+            return making.fill(waiting)
+        for stage in ("assign", "compile") if held.waits else ("weights", "assign", "compile"):
+            stages.reuse(stage, STANDBY)
+        return replace(held, backing=replace(held.backing, is_kept=go.is_resident))
 
-    def _warm_model(self, job: WorkerJob, go: WorkerGo, keeper: Keeping, device: Device, stages: Stages) -> Held:
-        from remote_agent.pipeline import assign, compilation
+    def _answer(self, held: Held, making: Making) -> None:
+        """Ask the model, keep it, and say what holds it."""
+        from remote_agent.pipeline import first_request, hold
 
-        recipe = job.recipe
-        with stages.measure("weights", device) as measure:
-            found = self._find_weights(job, go, keeper, device, stages, measure)
-        for note in found.notes:
-            self._tell(Finding("plain_bytes", "info", note))
-        backing = found.backing
-        with stages.measure("assign", device) as measure:
-            warm, findings = assign.assign_module(recipe, found.folder, found.tensors, device.torch_device, measure)
-            settle = found.settle
-            del found
-        for finding in findings:
-            self._tell(finding)
-        with stages.measure("compile", device) as measure:
-            report = _progress(stages, "compile", "shapes", measure.start_mono_ns)
-            compiled = compilation.warm_kernels(
-                warm, recipe.request, recipe.compile, Path(job.cache_directory), measure, report
-            )
-        if compiled.fallback is not None:
-            self._tell(Finding("compile_fallback", "warning", compiled.fallback))
-        self._settle = settle
-        return Held(recipe_hash(recipe), go.shards, warm, backing)
+        recipe, device, stages = making.job.recipe, making.device, making.stages
+        with stages.measure("first_request", device) as measure:
+            answer = first_request.answer_first_request(held.warm, recipe.request, measure, held.graph)
+        with stages.measure("hold", device) as measure:
+            if making.settle is not None:
+                measure.extra["settle_ns"] = making.settle()
+            if held.armed is not None:
+                held.armed.range.drop_stand_in()
+            kept = hold.hold_model(recipe, held.warm, held.backing, making.keeper, device, measure)
+            held, answer = self._compare_graph(held, recipe, answer, measure)
+        self._held = replace(held, backing=kept.backing)
+        if kept.problem is not None:
+            self._tell(Finding("not_kept", "warning", kept.problem))
+        self._line.send(WorkerReady(answer.first_output_mono_ns, answer.text, kept.tier, kept.bytes, kept.resident))
 
-    def _find_weights(
-        self, job: WorkerJob, go: WorkerGo, keeper: Keeping, device: Device, stages: Stages, measure: Measure
-    ) -> Weights:
-        """Return the keeper's weights where it has them; what can't be used there is dropped and loaded again."""
-        from remote_agent.pipeline import weights
+    def _compare_graph(self, held: Held, recipe: Recipe, answer: Answer, measure: Measure) -> tuple[Held, Answer]:
+        """Compare a graph's first answer over real weights with an eager one; a graph that differs is not used."""
+        from remote_agent.pipeline.first_request import answer_request
 
-        if keeper.has_weights:
-            try:
-                return weights.attach_weights(job.recipe, device, keeper, measure)
-            except (KeeperError, ResidentLostError, DeviceError) as error:
-                self._give_up_resident(keeper, error, measure)
-        report = _progress(stages, "weights", "bytes", measure.start_mono_ns)
-        return weights.load_weights(job.recipe, device, go.shards, measure, report)
+        if not answer.is_replayed or held.is_compared or held.armed is None:
+            return held, answer
+        eager = answer_request(held.warm, recipe.request)
+        measure.extra["graph_equal"] = eager.tokens == answer.tokens
+        if eager.tokens == answer.tokens:
+            return replace(held, is_compared=True), answer
+        text = (
+            f"the graph gave {answer.tokens} and an eager pass {eager.tokens}: the graph is not used, the pass counts"
+        )
+        self._tell(Finding("graph_differs", "warning", one_line(text)))
+        return replace(held, armed=replace(held.armed, graph=None)), eager
 
-    def _give_up_resident(self, keeper: Keeping, error: AgentError, measure: Measure) -> None:
-        """Say that the weights are loaded again; memory that can't be used is dropped, for nobody else can use it."""
-        text = one_line(f"lost: reload: {error}")
-        self._tell(Finding("resident_lost", "warning", text))
-        measure.extra["resident_lost"] = text[:500]
-        if isinstance(error, ResidentLostError) and keeper.name is not None:
-            keeper.drop()
-            self._line.send(WorkerLostResident(keeper.name, text))
+    def _wait(self, held: Held, making: Making) -> None:
+        """Wait for weights, and say what is held until then."""
+        from remote_agent.pipeline import arming, hold
+
+        assert held.armed is not None
+        with making.stages.measure("hold", making.device) as measure:
+            measure.bytes = arming.taken_bytes(held.armed, making.device)
+            hold.describe_memory(making.device, measure)
+        self._held = held
+        self._line.send(WorkerReady(None, "", Tier.ARMED, measure.bytes))
 
     def _tell(self, finding: Finding) -> None:
         self._line.send(WorkerFinding(finding))
-
-
-def _progress(stages: Stages, stage: str, unit: str, start_mono_ns: int) -> Callable[[int, int], None]:
-    def report(done: int, total: int) -> None:
-        stages.progress(stage, done, total, start_mono_ns=start_mono_ns, unit=unit)
-
-    return report

@@ -44,7 +44,7 @@ class Measure:
 
 
 class Stages:
-    """Opens one span at a time and sends what happens in it; progress at most ten times a second."""
+    """Opens spans, one within another at most, and sends what happens in it; progress at most ten times a second."""
 
     def __init__(self, send: Callable[[InternalMessage], None], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._send = send
@@ -52,6 +52,7 @@ class Stages:
         self._lock = threading.Lock()
         self._last_progress_ns = 0
         self.current: str | None = None
+        self._open: str | None = None
 
     @contextlib.contextmanager
     def measure(
@@ -63,7 +64,8 @@ class Stages:
         """
         measure = Measure(self._now_ns() if start_mono_ns is None else start_mono_ns)
         measure.announce = lambda path: self._send(WorkerMaps(stage, shown(str(path), 400)))
-        self.current, self._last_progress_ns = stage, 0
+        outer, self.current, self._last_progress_ns = self._open, stage, 0
+        self._open = stage
         self._send(WorkerStage(stage, StageStatus.RUNNING, measure.start_mono_ns))
         status = StageStatus.FAILED
         try:
@@ -73,6 +75,9 @@ class Stages:
             status = measure.status
         finally:
             self._send(self._record(stage, status, measure))
+            self._open = outer
+            if outer is not None and status is not StageStatus.FAILED:
+                self.current = outer
 
     def reuse(self, stage: str, reason: str, start_mono_ns: int | None = None) -> None:
         """Report ``stage`` as over at once: what it would make is here already."""

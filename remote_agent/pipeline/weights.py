@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from remote_agent.devices import Device
 from remote_agent.errors import DeviceError
 from remote_agent.loader.checkpoint import Checkpoint, inspect
-from remote_agent.loader.header_text import TensorEntry
 from remote_agent.loader.load import Loaded, load
 from remote_agent.pipeline.keeping import Backing, Keepable, Keeping
+from remote_agent.pipeline.layout import placed_entries
 from remote_agent.pipeline.rehearsal import Rehearsal, plan_rehearsal
 from remote_agent.pipeline.timing import Measure
 from remote_agent.protocol.internal import ShardIdentity
@@ -23,7 +23,9 @@ from remote_agent.resident.checksum import sampled_checksum
 if TYPE_CHECKING:
     import torch
 
+    from remote_agent.loader.registrations import Registrations
     from remote_agent.resident.memory import SharedMemory
+    from remote_agent.resident.reserved import ReservedRange
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,19 @@ def load_weights(
     shards: tuple[ShardIdentity, ...],
     measure: Measure,
     progress: Callable[[int, int], None],
+    registered: Registrations | None = None,
+    under: ReservedRange | None = None,
 ) -> Weights:
     """Return the checkpoint's tensors on ``device``; the shards must still be the same.
 
-    Where the recipe wants them to outlive this process they lie in sealed memory, which nothing can write any more.
+    ``registered`` are these very shards, where this process keeps them so. Where the recipe wants them to
+    outlive this process they lie in sealed memory, which nothing can write any more. So they do where they are
+    to be mapped ``under`` what a process has warmed; nothing is rehearsed then.
     Raises: CheckpointError or LoadError naming the file.
     """
     found = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
     identities = shards or found.identities
-    rehearsal = plan_rehearsal(recipe, found, device)
+    rehearsal = plan_rehearsal(recipe, found, device) if under is None else None
     bring = partial(
         load,
         found,
@@ -87,6 +93,7 @@ def load_weights(
         announce=measure.announce,
         settles_later=True,
         meanwhile=None if rehearsal is None else rehearsal.run,
+        registered=registered,
     )
     shared: list[SharedMemory] = []
 
@@ -98,7 +105,7 @@ def load_weights(
         return shared[0].tensor
 
     problem = None
-    memory = share if is_to_be_shared(recipe, device) else None
+    memory = share if under is not None or is_to_be_shared(recipe, device) else None
     try:
         loaded = bring(memory=memory)
     except _CannotShare as error:
@@ -153,13 +160,8 @@ def _seal(
 ) -> Keepable:
     """Make the memory read-only at once: what a stage after this one wrote there would be everybody's."""
     assert loaded.plan is not None
-    placed = [_moved(place.entry, place.target) for place in loaded.plan.placements]
-    empty = [_moved(entry, 0) for _, entry in found.entries() if not entry.nbytes]
+    entries = tuple(placed_entries(found, loaded.plan))
     device.synchronise()
     checksum = sampled_checksum(memory.tensor, memory.size_bytes)
     memory.seal()
-    return Keepable(memory, (*placed, *empty), checksum, loaded.bytes, tuple(identities), loaded.notes)
-
-
-def _moved(entry: TensorEntry, start: int) -> TensorEntry:
-    return TensorEntry(entry.name, entry.dtype, entry.shape, start, start + entry.nbytes)
+    return Keepable(memory, entries, checksum, loaded.bytes, tuple(identities), loaded.notes)

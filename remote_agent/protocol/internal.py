@@ -111,6 +111,7 @@ class WorkerJob:
 
     ``init_mono_ns``: when agentd asked for the worker, where the ``init`` stage starts.
     ``state_directory``: where the keeper is found that may have the weights; ``owner``: whose they are there.
+    ``arm``: make all that the weights do not decide, and wait for them.
     """
 
     run_uid: str
@@ -121,6 +122,7 @@ class WorkerJob:
     zygote_reason: str | None = None
     state_directory: str | None = None
     owner: str = ""
+    arm: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,13 @@ class WorkerGo:
     """Preflight has passed: the device may be touched now.
 
     ``resident``: the name under which the keeper has these weights (``is_resident``), or may be given them.
+    ``registered_bytes``: of the host's memory, what workers keep registered of other files.
     """
 
     shards: tuple[ShardIdentity, ...]
     resident: str | None = None
     is_resident: bool = False
+    registered_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,16 +180,19 @@ class WorkerFinding:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """Every stage is done and the model is held. ``first_output_mono_ns`` is a point in time.
+    """Every stage is done and the model is held. ``first_output_mono_ns`` is a point in time, if there was an output.
 
-    ``tier`` is ``standby`` where the worker holds it. ``resident``: what the keeper has it as, if it has it.
+    ``tier`` is ``standby`` where the worker holds it, ``armed`` where it waits for its weights. ``resident``: what the
+    keeper has it as, if it has it.
+    Without ``is_held`` nobody holds anything: the bytes are in the page cache, which the kernel keeps.
     """
 
-    first_output_mono_ns: int
+    first_output_mono_ns: Union[int, None]
     output: str
     tier: Tier
     bytes: int
     resident: str | None = None
+    is_held: bool = True
 
 
 @dataclass(frozen=True)
@@ -199,6 +206,13 @@ class WorkerLostResident:
 @dataclass(frozen=True)
 class WorkerFailed:
     failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkerLetsGo:
+    """What this process holds is of no use any more; it ends by itself."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -272,8 +286,19 @@ class ParkReport:
 
 
 @dataclass(frozen=True)
+class GpuXid:
+    """An error that the driver told of a GPU, by NVIDIA's number for its kind."""
+
+    uuid: str
+    xid: int
+
+
+@dataclass(frozen=True)
 class SamplerReport:
-    """One look at every GPU. ``status`` is ``absent`` where there is no NVIDIA driver."""
+    """One look at every GPU. ``status`` is ``absent`` where there is no NVIDIA driver.
+
+    ``xids``: what happened since the report before.
+    """
 
     status: str
     t_mono_ns: int
@@ -281,12 +306,14 @@ class SamplerReport:
     cuda_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
     findings: tuple[Finding, ...] = ()
+    xids: tuple[GpuXid, ...] = ()
 
 
 InternalMessage = Union[
     PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerGo, WorkerStage,
-    WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerRelease,
-    WorkerUnmap, WorkerUnmapped, WorkerMap, WorkerMapped, ParkJob, ParkReady, ParkGo, ParkReport, SamplerReport,
+    WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerLetsGo,
+    WorkerRelease, WorkerUnmap, WorkerUnmapped, WorkerMap, WorkerMapped, ParkJob, ParkReady, ParkGo, ParkReport,
+    SamplerReport,
 ]  # fmt: skip
 
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Union
 
+from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.codec import Checked
 from remote_agent.protocol.version import FRAME_LIMIT_BYTES as FRAME_LIMIT_BYTES
 from remote_agent.protocol.version import PROTOCOL_MAX as PROTOCOL_MAX
@@ -27,15 +28,24 @@ def _outside(name: str, value: int, most: int) -> Iterator[str]:
         yield f"{name}: {value} is not within 1..{most}"
 
 
+def _not_whole(name: str, path: str | None) -> Iterator[str]:
+    if path is not None and (not path.startswith(("/", "~/")) or "\0" in path):
+        yield f"{name}: {path[:80]!r} must be a whole path on the host, or begin with ~/"
+
+
 class Tier(str, enum.Enum):
-    """How warm a model is on a node, coldest first."""
+    """How warm a model is on a node, coldest first.
+
+    ``armed``: a process has all of it but the weights, which the keeper has when a run starts from there.
+    """
 
     COLD = "cold"
     CACHED = "cached"
     HOST = "host"
     RESIDENT = "resident"
-    STANDBY = "standby"
+    ARMED = "armed"
     PARKED = "parked"
+    STANDBY = "standby"
 
 
 class RunState(str, enum.Enum):
@@ -164,12 +174,14 @@ class FirstRequest(Checked):
 class Hold(Checked):
     """Who keeps the warm model, and for how long (``None``: until released).
 
-    ``make_room``: where its memory is short, residents go that nobody is attached to, the least recently used first.
+    ``make_room``: where memory or a budget is short, what nobody is attached to or uses goes, the longest unused first.
+    ``lock``: a process stays that locks the page cache's pages; for a ``target_tier`` of ``cached``.
     """
 
     owner: str | None = None
     ttl_s: float | None = None
     make_room: bool = False
+    lock: bool = False
 
     def value_problems(self) -> Iterator[str]:
         if self.ttl_s is not None and self.ttl_s <= 0:
@@ -197,6 +209,16 @@ class Recipe(Checked):
     hold: Hold = field(default_factory=Hold)
     trust_remote_code: bool = False
 
+    @property
+    def needs_device(self) -> bool:
+        """Whether a run does anything on a device: ``cached`` is the host's page cache."""
+        return self.target_tier != "cached"
+
+    @property
+    def builds_model(self) -> bool:
+        """Whether a run makes a model of the weights: the tiers before ``resident`` are bytes alone."""
+        return self.target_tier in ("resident", "standby")
+
     def value_problems(self) -> Iterator[str]:
         if not self.devices:
             yield "devices: name at least one device"
@@ -207,6 +229,10 @@ class Recipe(Checked):
             yield "devices: 'auto' and 'all' stand alone"
         if len(set(self.devices)) < len(self.devices):
             yield "devices: a device is named twice"
+        if self.target_tier == "host" and "cpu" in self.devices:
+            yield "target_tier: host registers files with a GPU, and devices names cpu: cached is what a CPU has"
+        if self.hold.lock and self.target_tier != "cached":
+            yield f"hold.lock: locks the page cache at target_tier cached, and target_tier is {self.target_tier}"
         for stage, limit in self.deadlines.items():
             if stage not in NATIVE_STAGES:
                 yield f"deadlines.{stage}: is not a stage; stages are {', '.join(NATIVE_STAGES)}"
@@ -296,7 +322,7 @@ class DaemonStarted:
 
 @dataclass(frozen=True)
 class RunAccepted:
-    """``tier_from`` is ``standby``, ``parked`` or ``cold`` here; the others are known only after preflight."""
+    """``tier_from`` is that of a process that waits, or ``cold``; the rest preflight finds (`StageRecord.extra`)."""
 
     recipe: Recipe
     recipe_hash: str
@@ -342,6 +368,10 @@ class Finding:
     code: str
     severity: Literal["info", "warning", "error"]
     text: str
+
+
+JOURNAL_UNWRITABLE = "journal_unwritable"
+"""Code of a refusal, and of a probe's finding: what happens is told only once the host's disk takes it."""
 
 
 @dataclass(frozen=True)
@@ -454,7 +484,11 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as NVML describes it. ``unified``: memory is the host's own (GB10 and kin)."""
+    """One GPU as NVML describes it. ``unified``: memory is the host's own (GB10 and kin).
+
+    ``memory_reserved_bytes``: of what is used, the driver's own. ``memory_unexplained_bytes``: at least so much of it
+    has neither a process that shows on the host nor a warm model of this agent; only an agent tells it.
+    """
 
     uuid: str
     index: int
@@ -472,6 +506,8 @@ class Gpu:
     ecc_uncorrected: int | None = None
     compute_capability: str | None = None
     processes: tuple[GpuProcess, ...] = ()
+    memory_reserved_bytes: int | None = None
+    memory_unexplained_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -574,15 +610,22 @@ class Empty:
 class RunStartParams(Checked):
     """Idempotent: the same ``run_uid`` again answers with the run that is there.
 
-    ``python``: argv of the host's own GPU Python; empty for the one the agent runs on.
+    ``python``: argv of the host's own GPU Python; empty for the one the agent runs on. ``hold_budget``: how much of
+    a device warm models may take together with this run's, as ``80%`` or ``60 GB``; empty for no limit of the run's.
     """
 
     run_uid: str
     recipe: Recipe
     actor: Actor
     python: tuple[str, ...] = ()
+    hold_budget: str = ""
 
     def value_problems(self) -> Iterator[str]:
+        if self.hold_budget:
+            try:
+                parse_budget(self.hold_budget)
+            except ValueError as error:
+                yield f"hold_budget: {error}"
         if not re.fullmatch(r"[0-9a-zA-Z-]{8,64}", self.run_uid):
             yield "run_uid: must be 8..64 letters, digits or '-'"
 
@@ -656,6 +699,82 @@ class ReleaseResult:
 
 
 @dataclass(frozen=True)
+class CacheEntry:
+    """One complete warm-up in a compile cache. ``key``: what it depends on, in named parts, each cut to 80 characters.
+
+    ``size_bytes``: of what is there of it, shared with other keys or not; ``missing``: files that are gone.
+    """
+
+    digest: str
+    model: str
+    created_unix_s: int
+    used_unix_s: int
+    size_bytes: int
+    missing: int = 0
+    key: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CacheListParams(Checked):
+    """``directory``: on the host; None for the agent's own."""
+
+    directory: str | None = None
+
+    def value_problems(self) -> Iterator[str]:
+        yield from _not_whole("directory", self.directory)
+
+
+@dataclass(frozen=True)
+class CacheListResult:
+    """``size_bytes``: of all that the cache has there, recorded under a key or not."""
+
+    directory: str
+    entries: tuple[CacheEntry, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class CacheClearParams(Checked):
+    """What to clear: one key, by how its digest begins, everything, or what was not used for so long."""
+
+    digest: str | None = None
+    everything: bool = False
+    older_than_s: float | None = None
+    directory: str | None = None
+
+    def value_problems(self) -> Iterator[str]:
+        yield from _not_whole("directory", self.directory)
+        if [self.digest is not None, self.everything, self.older_than_s is not None].count(True) != 1:
+            yield "digest: name one of digest, everything and older_than_s"
+        if self.digest is not None and not re.fullmatch(r"[0-9a-f]{4,32}", self.digest):
+            yield f"digest: {self.digest[:40]!r} must be 4..32 hexadecimal digits"
+        if self.older_than_s is not None and not 0 <= self.older_than_s <= 1e10:
+            yield f"older_than_s: {self.older_than_s} is not within 0..1e10"
+
+
+@dataclass(frozen=True)
+class CacheClearResult:
+    directory: str
+    cleared: tuple[CacheEntry, ...]
+    freed_bytes: int
+
+
+@dataclass(frozen=True)
+class StandbyStopParams:
+    """Which standbys to end, by their recipe's name: armed ones, and those that hold weights.
+
+    What the keeper has of those weights stays resident.
+    """
+
+    recipe: str
+
+
+@dataclass(frozen=True)
+class StandbyStopResult:
+    stopped: tuple[Resident, ...]
+
+
+@dataclass(frozen=True)
 class ParkParams(Checked):
     """Which standbys to take off their devices, or to put back: those of one run, or one by its keeper's name.
 
@@ -707,6 +826,10 @@ METHODS: dict[str, Method] = {
     "run.get": Method(RunUidParams, RunResult),
     "resident.list": Method(Empty, ResidentListResult),
     "resident.release": Method(ReleaseParams, ReleaseResult),
+    "cache.list": Method(CacheListParams, CacheListResult),
+    "cache.clear": Method(CacheClearParams, CacheClearResult),
+    "standby.start": Method(RunStartParams, RunStartResult),
+    "standby.stop": Method(StandbyStopParams, StandbyStopResult),
     "park": Method(ParkParams, ParkResult),
     "unpark": Method(ParkParams, ParkResult),
     "shutdown": Method(ShutdownParams, Empty),

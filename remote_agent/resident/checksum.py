@@ -24,10 +24,22 @@ def sample_offsets(size_bytes: int) -> tuple[int, ...]:
 
 def sampled_checksum(memory: torch.Tensor, size_bytes: int) -> str:
     """Return the checksum of the first ``size_bytes`` of ``memory``, a flat uint8 tensor on any device."""
-    import torch
+    return Samples(memory, size_bytes).checksum()
 
-    parts = [memory[offset : min(offset + SAMPLE_BYTES, size_bytes)] for offset in sample_offsets(size_bytes)]
-    samples = torch.cat(parts).cpu()  # one copy from the device, not one a sample
-    digest = hashlib.blake2b(f"{size_bytes}:".encode(), digest_size=16)
-    digest.update(ctypes.string_at(samples.data_ptr(), samples.nbytes))
-    return digest.hexdigest()
+
+class Samples:
+    """The samples of one piece of memory, as views; whatever is mapped there when they are asked counts."""
+
+    def __init__(self, memory: torch.Tensor, size_bytes: int) -> None:
+        ends = ((offset, min(offset + SAMPLE_BYTES, size_bytes)) for offset in sample_offsets(size_bytes))
+        self._parts = [memory[start:end] for start, end in ends]
+        self._size_bytes = size_bytes
+
+    def checksum(self) -> str:
+        """Return what `sampled_checksum` returns of the memory as it is now."""
+        import torch
+
+        samples = torch.cat(self._parts).cpu()  # one copy from the device, not one a sample
+        digest = hashlib.blake2b(f"{self._size_bytes}:".encode(), digest_size=16)
+        digest.update(ctypes.string_at(samples.data_ptr(), samples.nbytes))
+        return digest.hexdigest()

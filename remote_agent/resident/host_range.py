@@ -8,7 +8,7 @@ import os
 from remote_agent.errors import DeviceError, ResidentLostError
 from remote_agent.resident.host_memory import check_held, map_at, unmap_at
 
-LARGEST_CHUNK_BYTES = 64 << 20
+LARGEST_CHUNK_BYTES = 16 << 20
 NO_ACCESS, ANYWHERE, NOBODY = 0, None, -1
 _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 _FIXED = 0x10

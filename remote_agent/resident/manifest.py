@@ -25,12 +25,7 @@ HEAD_LIMIT_BYTES = 16 << 20
 
 def write_manifest(manifest: Manifest, entries: Iterable[TensorEntry]) -> int:
     """Return the descriptor of memory that holds both and can't be changed any more. Raises: OSError"""
-    head = json.dumps(encode(manifest), separators=(",", ":")).encode()
-    table = {
-        entry.name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.start, entry.end]}
-        for entry in entries
-    }
-    content = head + b"\n" + json.dumps(table, separators=(",", ":")).encode()
+    content = json.dumps(encode(manifest), separators=(",", ":")).encode() + b"\n" + write_table(entries)
     descriptor = os.memfd_create("glowplug-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(content)
@@ -41,6 +36,15 @@ def write_manifest(manifest: Manifest, entries: Iterable[TensorEntry]) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def write_table(entries: Iterable[TensorEntry]) -> bytes:
+    """Return the table of tensors: the same bytes for the same entries, so that two may be compared unread."""
+    table = {
+        entry.name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.start, entry.end]}
+        for entry in entries
+    }
+    return json.dumps(table, separators=(",", ":")).encode()
 
 
 def read_manifest(descriptor: int) -> tuple[Manifest, bytes]:

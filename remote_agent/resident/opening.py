@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,31 +34,52 @@ class OpenResident:
     steps: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Lent:
+    """A resident that is not mapped yet: its manifest, its table of tensors unread, its memory and the lease."""
+
+    manifest: Manifest
+    table: bytes
+    descriptor: int
+    lease: socket.socket
+
+
 def open_resident(address: KeeperAddress, name: str, map_shared: MapShared, verify: bool) -> OpenResident:
     """Return a resident mapped here; with ``verify`` its samples agree with what was loaded.
 
     Raises: KeeperError, ResidentLostError where it can't be used, DeviceError where nothing could be
     """
     begun = time.monotonic_ns()
-    link, reply = lease(address, name)
-    try:
-        manifest, table = read_manifest(reply.descriptors[0])
-        check_manifest(manifest, name, len(reply.descriptors))
+    with borrow(address, name) as lent:
         fetched = time.monotonic_ns()
-        memory = map_shared(reply.descriptors[1], manifest.size_bytes, link.close)
-    except BaseException:
-        link.close()
-        raise
-    finally:
-        reply.close()
+        manifest, link = lent.manifest, lent.lease
+        memory = map_shared(lent.descriptor, manifest.size_bytes, link.close)
     mapped = time.monotonic_ns()
-    tensors = views(memory, read_entries(manifest, table))
+    tensors = views(memory, read_entries(manifest, lent.table))
     viewed = time.monotonic_ns()
     if verify and sampled_checksum(memory, manifest.size_bytes) != manifest.checksum:
         raise ResidentLostError(f"{name}: the checksum of its samples is not that of what was loaded")
     checked = time.monotonic_ns()
     steps = {"fetch": fetched - begun, "map": mapped - fetched, "views": viewed - mapped, "verify": checked - viewed}
     return OpenResident(manifest, tensors, link, steps)
+
+
+@contextlib.contextmanager
+def borrow(address: KeeperAddress, name: str) -> Iterator[Lent]:
+    """Give what the keeper lends; its descriptor is closed afterwards, and the lease too where the block raises.
+
+    Raises: KeeperError, ResidentLostError if it is not of this name and this boot
+    """
+    link, reply = lease(address, name)
+    try:
+        manifest, table = read_manifest(reply.descriptors[0])
+        check_manifest(manifest, name, len(reply.descriptors))
+        yield Lent(manifest, table, reply.descriptors[1], link)
+    except BaseException:
+        link.close()
+        raise
+    finally:
+        reply.close()
 
 
 def check_manifest(manifest: Manifest, name: str, descriptors: int) -> None:

@@ -181,7 +181,7 @@ class ReservedRange:
             if before is RangeState.STAND_IN:
                 self._put_stand_in()
         except DeviceError as error:
-            log.warning("a range holds %s: %s", self.state.value, error)
+            log.warning("a range holds %s: %s", self.state.value, str(error))  # a record keeps no frames
 
 
 class _Lease:

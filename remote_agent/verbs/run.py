@@ -18,9 +18,13 @@ from remote_agent.client import Client, open_client
 from remote_agent.errors import RefusedError
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import (
+    JOURNAL_UNWRITABLE,
     Actor,
+    Empty,
     Event,
     Finding,
+    Heartbeat,
+    Probe,
     ReleaseParams,
     ReleaseResult,
     RunFinished,
@@ -49,48 +53,70 @@ class Ended(KeyboardInterrupt):
 
 def main(argv: list[str]) -> int:
     """Return 0 when the model is ready, 1 when the run ended otherwise, 2 for a usage error, 130 if interrupted."""
-    parser = make_parser("run", "Warm a recipe through every stage and keep the model until it is released.")
+    parser = make_parser(
+        "run",
+        "Warm a recipe as far as its target_tier says (cached, host, resident or standby) and keep that until it is "
+        "released.",
+    )
+    add_recipe(parser)
+    parser.add_argument("--release", action="store_true", help="let the model go when it was ready")
+    return start(parser.parse_args(argv), "run.start")
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Let a verb take a recipe and the Python to run it with."""
     parser.add_argument(
         "recipe", type=path_argument, help="a recipe in TOML or JSON; relative paths in it start at its own folder"
     )
-    parser.add_argument("--release", action="store_true", help="let the model go when it was ready")
     parser.add_argument("--python", default="", help="the Python with torch, as a command line (default: this one)")
-    arguments = parser.parse_args(argv)
+
+
+def start(arguments: argparse.Namespace, method: str) -> int:
+    """Start a run by one of the wire's methods, follow it to its end, and return the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's word counts
             signal.signal(number, _end)
-    return guarded(lambda: _run(arguments))
+    return guarded(lambda: _run(arguments, method))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise Ended(number)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, method: str) -> int:
     recipe = resolve_paths(read_recipe(arguments.recipe), arguments.recipe.parent)
     actor = Actor(hostfacts.user_name(), socket.gethostname())
     python = tuple(shlex.split(arguments.python))
     params = RunStartParams(str(uuid.uuid4()), recipe, actor, python)
     with open_client(state_of(arguments), "run") as client:
-        return _follow(client, params, arguments)
+        return _follow(client, params, arguments, method)
 
 
-def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespace) -> int:
+def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespace, method: str) -> int:
     newest_seq = client.hello("run").newest_seq
     client.call("subscribe", SubscribeParams("", newest_seq, samples=False), SubscribeResult)
     code = 0
     show = _Printer(params.run_uid)
     try:
-        client.call("run.start", params, RunStartResult)
+        client.call(method, params, RunStartResult)
         record = _wait(client, params.run_uid, (lambda line: None) if arguments.json else show)
     except KeyboardInterrupt as interrupt:
         code = int(getattr(interrupt, "exit_code", 128 + signal.SIGINT))
         _tell(f"{str(interrupt) or 'SIGINT'}: cancelling run {params.run_uid}")
         record = client.call("run.cancel", RunUidParams(params.run_uid), RunResult).run
     if arguments.release and record.state is RunState.READY:
-        client.call("resident.release", ReleaseParams(params.run_uid), ReleaseResult)
+        _release(client, params.run_uid)
     show(json.dumps(encode(record), indent=2) if arguments.json else "\n".join(_end_lines(record)))
     return code or (0 if record.state is RunState.READY else FAILED)
+
+
+def _release(client: Client, run_uid: str) -> None:
+    """Let go what a run left; a run that ended in the page cache left nothing that anybody holds."""
+    try:
+        client.call("resident.release", ReleaseParams(run_uid), ReleaseResult)
+    except RefusedError as refusal:
+        if refusal.code != "no_such_resident":
+            raise
 
 
 class _Printer:
@@ -119,8 +145,11 @@ def _tell(line: str) -> None:
 
 
 def _wait(client: Client, run_uid: str, show: Callable[[str], None]) -> RunRecord:
+    is_told = False
     for notification in client.notifications():
         event = notification.params
+        if isinstance(event, Heartbeat) and not is_told:
+            is_told = _tell_delay(client)
         if not isinstance(event, Event) or event.run_uid != run_uid:
             continue
         if isinstance(event.data, RunFinished):
@@ -130,6 +159,15 @@ def _wait(client: Client, run_uid: str, show: Callable[[str], None]) -> RunRecor
         if isinstance(event.data, Finding):
             show(f"  {event.data.severity}: {event.data.text}")
     raise RefusedError("no_end", "the agent stopped telling")  # notifications() does not end by itself
+
+
+def _tell_delay(client: Client) -> bool:
+    """Tell a person that the agent holds events back, and return whether it does."""
+    findings = client.call("probe", Empty(), Probe).findings
+    delays = [finding.text for finding in findings if finding.code == JOURNAL_UNWRITABLE]
+    for text in delays:
+        _tell(f"{text}; the run goes on, 'status' shows it")
+    return bool(delays)
 
 
 def _stage_line(stage: StageRecord) -> str:
@@ -145,9 +183,9 @@ def _stage_line(stage: StageRecord) -> str:
 def _end_lines(record: RunRecord) -> Iterator[str]:
     wall_s = (record.wall_ns or 0) / 1e9
     if record.state is RunState.READY:
-        first_s = (record.first_output_ns or 0) / 1e9
         tier = record.tier_to.value if record.tier_to else "?"
-        yield f"ready in {wall_s:.3f} s, first output after {first_s:.3f} s; {record.tier_from.value} -> {tier}"
+        first = "" if record.first_output_ns is None else f", first output after {record.first_output_ns / 1e9:.3f} s"
+        yield f"ready in {wall_s:.3f} s{first}; {record.tier_from.value} -> {tier}"
         return
     yield f"{record.state.value} after {wall_s:.3f} s"
     if record.failure is not None:

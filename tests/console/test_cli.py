@@ -32,6 +32,7 @@ from db.writer import Writer
 from remote_agent.protocol.messages import NATIVE_STAGES, Resident, RunState, Tier
 from tests.console.fake_host import eventually
 from tests.console.test_fleet import RECIPES, World
+from tests.remote_agent.test_cache_store import keep as keep_warm_up
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -190,6 +191,32 @@ def test_no_wait_ends_once_the_run_is_accepted(capsys: pytest.CaptureFixture[str
     assert len(document(capsys)["runs"]) == 1  # type: ignore[arg-type]
 
 
+def test_a_compile_cache_is_listed_and_cleared(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """The agent's own by default; a key that is not there is refused by the node."""
+    assert run(["cache", "list", "here"]) == 0
+    digest = keep_warm_up(place.state / "cache", "2.11", ("inductor/a.so",))
+    capsys.readouterr()
+    codes = [run(["cache", "list", "here"]), run(["cache", "clear", "here", "--key", digest[:6], "--yes"])]
+    told = capsys.readouterr().out
+    codes.append(run(["cache", "list", "here", "--json"]))
+    listed = document(capsys)
+    codes.append(run(["cache", "clear", "here", "--key", digest[:6]]))
+
+    assert codes == [0, 0, 0, 1]
+    assert told.startswith(f"{digest[:12]}  Llama")
+    assert "here: 1 key cleared" in told
+    assert (listed["entries"], listed["size_bytes"]) == ([], 0)
+    assert "no key begins with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [[], ["--all", "--key", "abcd"], ["--key", "?"], ["--older-than", "-1"]])
+def test_clearing_a_cache_wants_one_thing_named(what: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A slip clears nothing, and no node is asked."""
+    assert run(["cache", "clear", "gone", *what]) == 2
+
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_there_is_nothing_to_cancel_or_release_where_nothing_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Both say so in one line, with the code for usage."""
     deadline = time.monotonic() + 20
@@ -204,6 +231,20 @@ def test_there_is_nothing_to_cancel_or_release_where_nothing_is(capsys: pytest.C
         "glowplug: nothing runs on here",
         "glowplug: nothing is warm on here",
     ]
+
+
+def test_a_standby_that_can_t_be_armed_is_a_failed_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Preflight refuses as for any run; there is nothing to stop then, and that is said by the node."""
+    assert run(["standby", "start", "missing", "here", "--json"]) == 1
+    captured = capsys.readouterr()
+    (live,) = json.loads(captured.out)["runs"]
+    assert captured.err.splitlines()[0] == "arm missing (/no/such/model) on 1 node: here"
+    assert (live["status"], live["failure"]["stage"]) == ("failed", "preflight")
+
+    assert run(["standby", "stop", "missing", "here", "--json"]) == 1
+    (answer,) = document(capsys)["nodes"]  # type: ignore[misc]
+    assert answer["stopped"] == []
+    assert "no process waits for or holds missing" in answer["error"]
 
 
 def test_there_is_nothing_to_park_where_no_standby_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def test_the_example_is_valid_and_explains_every_key(tmp_path: Path) -> None:
     config = load(path)
 
     assert [node.name for node in config.nodes] == ["gpu-1", "gpu-2", "gpu-3", "pod-1"]
-    assert set(config.recipes) == {"llama", "embed"}
+    assert set(config.recipes) == {"llama", "llama-files", "embed"}
     assert config.recipes["llama"].name == "llama"
     assert config.node("gpu-3").hops[0].port == 2222
     assert config.node("gpu-3").hops[0].user == "ops"
@@ -64,6 +64,7 @@ port = 2200
 identity = "key"
 python = ["conda", "run", "python"]
 tags = ["all-of-us"]
+hold_budget = "80%"
 [nodes.a]
 host = "h"
 [nodes.b]
@@ -71,6 +72,7 @@ host = "h"
 user = "me"
 tags = ["b"]
 python = "/usr/bin/python3"
+hold_budget = "60 GB"
 [nodes.c]
 transport = ["docker", "exec", "-i", "c"]
 """
@@ -79,6 +81,7 @@ transport = ["docker", "exec", "-i", "c"]
 
     assert (a.user, a.port, a.identity) == ("ops", 2200, (str(tmp_path / "key"),))
     assert a.python == ("conda", "run", "python")
+    assert (a.hold_budget, b.hold_budget) == ("80%", "60 GB")
     assert (b.user, b.python, b.tags) == ("me", ("/usr/bin/python3",), ("all-of-us", "b"))
     assert (c.user, c.port, c.identity, c.tags) == (None, None, (), ("all-of-us",))
 
@@ -174,6 +177,7 @@ request.shapes = [
         ("[nodes.a]\nknown_hosts = 'none'\n", "fleet.toml:2: nodes.a.known_hosts: host keys are always checked"),
         ("[nodes.a]\ntransport = []\n", "fleet.toml:2: nodes.a.transport: name at least one"),
         ("[nodes.a]\ntransport = 'ssh a'\n", "fleet.toml:2: nodes.a.transport: expected a list, got text"),
+        ("[defaults]\nhold_budget = 'much'\n", "fleet.toml:2: defaults.hold_budget: 'much' is neither a percentage"),
         ("[nodes.a]\nstate_directory = 'relative'\n", "fleet.toml:2: nodes.a.state_directory: 'relative' must begin"),
         ("[nodes.a]\ntags = ['ok', 'not ok']\n", "fleet.toml:2: nodes.a.tags[1]: a tag must be"),
         ("[nodes.a]\njump = 'a'\n", "fleet.toml:2: nodes.a.jump: jumps in a circle"),

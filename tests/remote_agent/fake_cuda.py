@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from remote_agent.devices.cuda import CudaDevice
+from remote_agent.devices.cuda import CAPTURE_WARMUPS, CudaDevice
 from remote_agent.loader.filemap import PAGE_BYTES
 from remote_agent.loader.limits import Cut, LoaderLimits
 from remote_agent.loader.ring import PinnedRing
@@ -35,6 +35,8 @@ ALLOCATION_STREAM = 7
 
 UUID = bytes(range(16))
 UUID_TEXT = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+POOL_BYTES = 1000
+"""What torch's allocator has."""
 
 
 class Code(enum.IntEnum):
@@ -346,6 +348,7 @@ class FakeGpu(CudaDevice):
     def __init__(self, runtime: FakeRuntime, driver: FakeDriver | None = None, name: str = "cuda:0") -> None:
         self.fake_driver = driver or FakeDriver()
         self.fake_runtime = runtime
+        self.replays = 0
         super().__init__(name, self.fake_driver, runtime)
 
     @property
@@ -367,6 +370,21 @@ class FakeGpu(CudaDevice):
         memory = room[start : start + size_bytes].clone() if size_bytes == 0 else room[start : start + size_bytes]
         self.fake_runtime.device_memory.append((memory.data_ptr(), size_bytes))
         return memory
+
+    def pool_bytes(self) -> int:
+        return POOL_BYTES
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]] | None:
+        """As a graph's, a replay reads what lies where the work read, and writes where it wrote."""
+        for _ in range(CAPTURE_WARMUPS):
+            work()
+        result = work()
+
+        def replay() -> None:
+            self.replays += 1
+            result.copy_(work())
+
+        return result, replay
 
     def shared_space(self) -> GpuSpace:
         return GpuSpace(self._driver, self.ordinal, self.synchronise, tensor_at)

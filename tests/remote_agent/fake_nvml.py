@@ -12,8 +12,16 @@ import pynvml
 
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4
+TIMEOUT = 10
 UNKNOWN = 999
 LOST = 15
+
+
+@dataclass(frozen=True)
+class NvmlCode:
+    """A call's failure."""
+
+    code: int
 
 
 @dataclass
@@ -34,25 +42,30 @@ class FakeGpu:
     minor: Any = 0
     processes: Any = field(default_factory=list)
     handle: Any = None
+    reserved: Any = NvmlCode(NOT_SUPPORTED)
+    event_types: Any = pynvml.nvmlEventTypeXidCriticalError
 
 
-@dataclass(frozen=True)
-class NvmlCode:
-    """A call's failure."""
+@dataclass
+class FakeEventSet:
+    """GPUs whose events are asked for, and those that nobody has taken yet."""
 
-    code: int
+    gpus: list[FakeGpu] = field(default_factory=list)
+    waiting: list[tuple[FakeGpu, int]] = field(default_factory=list)
 
 
 class FakeNvml:
     """Stands for the module ``pynvml``. ``start`` is the code that ``nvmlInit`` fails with, 0 for none."""
 
     NVMLError = pynvml.NVMLError
+    nvmlMemory_v2 = pynvml.nvmlMemory_v2
 
     def __init__(self, gpus: list[FakeGpu] | None = None, start: int = 0) -> None:
         self.gpus = gpus if gpus is not None else []
         self.start = start
         self.inits = 0
         self.shutdowns = 0
+        self.event_sets: list[FakeEventSet] = []
 
     def nvmlInit(self) -> None:
         self.inits += 1
@@ -85,8 +98,11 @@ class FakeNvml:
     def nvmlDeviceGetName(self, gpu: FakeGpu) -> Any:
         return self._tell(gpu.name)
 
-    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> SimpleNamespace:
         total, used = self._tell(gpu.memory)
+        if version is not None:
+            reserved = self._tell(gpu.reserved)
+            return SimpleNamespace(total=total, used=used - reserved, free=total - used, reserved=reserved)
         return SimpleNamespace(total=total, used=used, free=total - used)
 
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:
@@ -119,6 +135,33 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> Any:
         return self._tell(gpu.processes)
+
+    def nvmlEventSetCreate(self) -> FakeEventSet:
+        self.event_sets.append(FakeEventSet())
+        return self.event_sets[-1]
+
+    def nvmlEventSetFree(self, events: FakeEventSet) -> None:
+        self.event_sets.remove(events)
+
+    def nvmlDeviceGetSupportedEventTypes(self, gpu: FakeGpu) -> Any:
+        return self._tell(gpu.event_types)
+
+    def nvmlDeviceRegisterEvents(self, gpu: FakeGpu, types: int, events: FakeEventSet) -> None:
+        if types & ~self._tell(gpu.event_types):
+            raise pynvml.NVMLError(NOT_SUPPORTED)
+        events.gpus.append(gpu)
+
+    def nvmlEventSetWait_v2(self, events: FakeEventSet, timeout_ms: int) -> SimpleNamespace:
+        assert timeout_ms == 0, "a sampler that waits for events reports nothing meanwhile"
+        if not events.waiting:
+            raise pynvml.NVMLError(TIMEOUT)
+        gpu, xid = events.waiting.pop(0)
+        return SimpleNamespace(device=gpu, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=xid)
+
+    def fail(self, gpu: FakeGpu, xid: int) -> None:
+        """Let a GPU have an error; who has not asked for its events is not told."""
+        for events in self.event_sets:
+            events.waiting += [(gpu, xid) for asked in events.gpus if asked is gpu]
 
     def _tell(self, value: Any) -> Any:
         if isinstance(value, NvmlCode):

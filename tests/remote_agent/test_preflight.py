@@ -177,6 +177,29 @@ def test_a_report_that_does_not_fit_a_frame_is_refused(tmp_path: Path) -> None:
     assert "1300 shards" in report.failure.detail
 
 
+def test_what_it_prints_goes_to_the_log_that_comes_with_its_job(model: Path, tmp_path: Path) -> None:
+    """It was started before there was a run: a crash's last words must be found with the run that it had."""
+    program = (
+        "import sys; from remote_agent.pipeline import preflight\n"
+        "print('before', file=sys.stderr, flush=True)\n"
+        "preflight.check_recipe = lambda *words: print('last words', file=sys.stderr, flush=True) or sys.exit(3)\n"
+        "preflight.main(sys.argv[1:])"
+    )
+    ours, theirs = socket.socketpair()
+    with ours, (tmp_path / "started").open("wb") as started, (tmp_path / "run").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()], stderr=started
+        )
+        theirs.close()
+        job = dump(WorkerJob("run-00000001", recipe_for(model), "cpu", 0, str(tmp_path)))
+        socket.send_fds(ours, [job], [log.fileno()])
+        code = process.wait(30)
+
+    assert code == 3
+    assert (tmp_path / "started").read_text() == "before\n"
+    assert (tmp_path / "run").read_text() == "last words\n"
+
+
 def test_a_process_whose_agent_is_gone_ends() -> None:
     """A socket that closes without a job ends the process with code 0."""
     ours, theirs = socket.socketpair()

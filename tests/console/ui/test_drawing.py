@@ -14,7 +14,7 @@ from console.widgets.glyphs import ASCII, UNICODE, Glyphs
 from console.widgets.grid import Grid, panel_grid
 from console.widgets.header import count_nodes, header_line
 from console.widgets.node_filter import FilterError, parse_filter
-from console.widgets.node_view import Status, node_status
+from console.widgets.node_view import Status, next_tier, node_status
 from console.widgets.paint import ROLES, Line, Moment, plain
 from console.widgets.panel import PANEL_HEIGHT, Highlight, panel_lines
 from console.widgets.row import row_line
@@ -23,7 +23,7 @@ from console.widgets.run_model import Before, before_of_rows, detail_of_rows, de
 from console.widgets.strip import stage_strip
 from console.widgets.waterfall import waterfall_lines
 from console.widgets.wrap import wrap
-from remote_agent.protocol.messages import Tier
+from remote_agent.protocol.messages import Resident, Tier
 from tests.console.ui import scenes
 from tests.console.ui.fake_fleet import run_row, stage_rows
 from tests.console.ui.scenes import MS, NOW_MONO_NS, NOW_WALL_NS, S
@@ -81,6 +81,31 @@ def test_a_failed_node_says_where_why_and_what_to_do() -> None:
     assert "✖ failed" in text
     assert "compile: no kernel image for sm_90: torch 2.1 is built for sm_80" in text
     assert "→ enter shows why, w tries again" in text
+
+
+def test_a_node_whose_only_process_waits_for_weights_is_not_ready() -> None:
+    """Armed is said beside the recipe with what it takes; no model is warm there."""
+    entry = Resident("run-1", "chat", "/models/chat", "cpu", Tier.ARMED, 2 * 10**9, 42, "ada@laptop", 0)
+    state = replace(scenes.cold("eu-01"), residents=(entry,))
+
+    assert node_status(state) is Status.COLD
+    assert "chat  armed 2.00 GB" in text_of(state, 100)
+    assert node_status(replace(state, residents=(entry, replace(entry, tier=Tier.STANDBY)))) is Status.READY
+
+
+def test_the_next_start_is_from_armed_only_where_weights_are_resident() -> None:
+    """Whichever recipe left them; a standby is warmer, and without weights it is a cold start."""
+    armed = Resident("run-1", "chat", "/models/chat", "cpu", Tier.ARMED, 2 * 10**9, 42, "ada@laptop", 0)
+    kept = replace(armed, run_uid="run-2", recipe="kept", tier=Tier.RESIDENT, pid=None, name="chat-0011@cpu")
+    state = replace(scenes.cold("eu-01"), residents=(armed,))
+
+    assert next_tier(state, "chat", "/models/chat") is Tier.COLD
+    assert next_tier(replace(state, residents=(armed, kept)), "chat", "/models/chat") is Tier.ARMED
+    assert next_tier(replace(state, residents=(armed, kept)), "kept", "/models/chat") is Tier.RESIDENT
+    assert (
+        next_tier(replace(state, residents=(armed, replace(armed, tier=Tier.STANDBY))), "chat", "/models/chat")
+        is Tier.STANDBY
+    )
 
 
 def test_a_lost_link_is_not_a_failed_run() -> None:
@@ -162,6 +187,35 @@ def test_the_next_start_is_told_where_history_knows_it() -> None:
     baselines = {(scenes.HASH, tier): replace(scenes.BASELINE, wall_ns=37 * MS)}
 
     assert "next 37 ms" in text_of(replace(state, baselines=baselines))
+
+
+@pytest.mark.parametrize("tier", [Tier.CACHED, Tier.HOST])
+def test_the_next_start_counts_from_files_that_any_recipe_can_use(tier: Tier) -> None:
+    """Another recipe's run holds the model's pages; a start of this one begins there. Another model's say nothing."""
+    held = replace(scenes.resident("run-2", recipe="llama-files"), tier=tier)
+    baselines = {
+        (scenes.HASH, tier): replace(scenes.BASELINE, wall_ns=37 * MS),
+        (scenes.HASH, Tier.COLD): replace(scenes.BASELINE, wall_ns=7 * S),
+    }
+    state = replace(scenes.ready("eu-01"), residents=(held,), baselines=baselines)
+
+    assert "next 37 ms" in text_of(state, 80)
+    assert f"llama-files  {tier.value} 13.5 GB" in text_of(state, 80)
+    assert "next 7.00 s" in text_of(replace(state, residents=(replace(held, model="/models/other"),)), 80)
+
+
+def test_what_a_run_left_in_the_page_cache_is_shown_as_that() -> None:
+    """Nobody holds it, so nothing is ready and nothing was released; the next start counts from there."""
+    state = scenes.ready("eu-01")
+    view = replace(state.run, tier_to=Tier.CACHED, output=None, first_output_ns=None)  # type: ignore[type-var]
+    baselines = {(scenes.HASH, Tier.CACHED): replace(scenes.BASELINE, wall_ns=900 * MS)}
+    state = replace(state, residents=(), runs={view.run_uid: view}, baselines=baselines)
+    text = text_of(state, 80)
+
+    assert node_status(state) is Status.COLD
+    assert "llama-7b  cached  next 0.90 s" in text
+    assert "left in the page cache" in text
+    assert "released" not in text
 
 
 def test_the_header_counts_in_words_and_keeps_its_figures_when_narrow() -> None:

@@ -84,6 +84,8 @@ class Agent:
         for name, text in options.pop("orders", {}).items():
             self.order(name, text)
         (self.orders / "dev").mkdir()
+        (self.orders / "locks").mkdir()
+        (self.orders / "locks").chmod(0o1777)
         for device in options.pop("devices", ()):
             (self.orders / "dev" / device).touch()
         self.model = folder / "model.safetensors"
@@ -170,6 +172,11 @@ class Watcher(Client):
 
     def begin(self, params: RunStartParams) -> RunRecord:
         return self.call("run.start", params, RunStartResult).run
+
+    def arm(self, params: RunStartParams) -> RunRecord:
+        """Start a standby without its weights and return how that ended."""
+        self.call("standby.start", params, RunStartResult)
+        return self.finished(params.run_uid)
 
     def warm(self, params: RunStartParams) -> RunRecord:
         """Start a run and return how it ended."""

@@ -13,13 +13,13 @@ from tests.remote_agent.agentd.agents import Agent
 
 @pytest.fixture
 def make_agent(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
-    """Return a function that starts an agent with the given options."""
+    """Return a function that starts an agent with the given options; by default it makes nothing ready beforehand."""
     made: list[Agent] = []
 
     def make(**options: Any) -> Agent:
         folder = tmp_path / f"agent{len(made)}"
         folder.mkdir()
-        agent = Agent(folder, **{"heartbeat_s": 0.1, **options})
+        agent = Agent(folder, **{"heartbeat_s": 0.1, "idle_s": 3600.0, **options})
         made.append(agent)
         return agent.start()
 

@@ -17,15 +17,17 @@ from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.sampling import SamplerTimes
 from remote_agent.agentd.zygotes import ZygoteTimes
+from remote_agent.protocol.budget import parse_budget
 
 STUBS = Path(__file__).with_name("stub_children.py")
 
 
 class StubCommands(Commands):
-    """Starts stubs for everything but the keeper, which is the real one."""
+    """Starts stubs for everything but the keeper, which is the real one, and what the file ``real`` names."""
 
     def argv(self, verb: str, python: tuple[str, ...] = ()) -> tuple[str, ...]:
-        if verb == "keeper":
+        order = Path(os.environ["STUB_FOLDER"]) / "real"
+        if verb == "keeper" or (order.exists() and verb in order.read_text().split()):
             return super().argv(verb, python)
         return (*(python or (sys.executable,)), str(STUBS), verb)
 
@@ -43,6 +45,8 @@ def kill_unless_told(folder: Path) -> Callable[[int, int], None]:
 def make_options(raw: dict[str, Any], folder: Path) -> Options:
     parts = {"journal": JournalLimits, "sampler": SamplerTimes, "zygote": ZygoteTimes, "clients": ClientLimits}
     nested = {name: cls(**raw.pop(name)) for name, cls in parts.items() if name in raw}
+    nested["hold_budgets"] = tuple(map(parse_budget, raw.pop("hold_budgets", ())))
+    nested["lock_folders"] = tuple(map(Path, raw.pop("lock_folders", (folder / "locks",))))
     return Options(**{"devices_folder": folder / "dev", **raw, **nested})
 
 

@@ -2,7 +2,8 @@
 
 Run as ``stub_children.py VERB --fd N``. A worker and a preflight do what the
 recipe's environment says (``STUB``, words apart by blanks); a zygote and a
-sampler what the files of that name in ``$STUB_FOLDER`` say, when they look.
+sampler what the files of that name in ``$STUB_FOLDER`` say, when they look. A sampler's
+numbers: bytes in use, uncorrectable errors, bytes of a process's, on each GPU.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from remote_agent.resident.manifest import write_manifest
 
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb")
 STAGES = ("context", "weights", "assign", "compile", "first_request", "hold")
+ARMED_STAGES = ("context", "assign", "compile")
 
 
 def folder() -> Path:
@@ -108,20 +110,23 @@ def preflight(line: Line) -> None:
     )
     size = next((int(word.split(":")[1]) for word in words if word.startswith("bytes:")), found.st_size)
     cached = size if "cached" in words else 0
-    line.send(PreflightReport(True, (shard,), size, 7, cached, None, {"headers": 1}))
+    line.send(PreflightReport(True, (shard,), size, 7, cached, None, {"headers": 1, "pid": os.getpid()}))
+    if "preflight:linger" in words:
+        line.wait_for_end()
 
 
 def worker(line: Line) -> None:
-    jobs = 0
+    made: tuple[str, ...] = ()
     while True:
         message = line.receive()
         if isinstance(message, WorkerRelease):
             if (folder() / "keep-on-release").exists():
+                (folder() / "asked-to-release").touch()
                 signal.pause()
             os._exit(0)
         if isinstance(message, WorkerJob):
-            jobs += 1
-            serve(line, message, is_reused=jobs > 1)
+            serve(line, message, made)
+            made = ARMED_STAGES if message.arm else STAGES[:-2]
             words = message.recipe.environment.get("STUB", "").split()
         if isinstance(message, (WorkerUnmap, WorkerMap)):
             move(line, message, words)
@@ -178,13 +183,14 @@ def park(line: Line) -> None:
         line.send(ParkReport("running", {"restore_ns": 3, "unlock_ns": 4}))
 
 
-def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
+def serve(line: Line, job: WorkerJob, made: tuple[str, ...]) -> None:
+    """Do one job; ``made``: the stages that an earlier one left."""
     words = job.recipe.environment.get("STUB", "").split()
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "chatty" in words:
         print("first line\n\x1b[31mlast\x07 line", file=sys.stderr, flush=True)
-    stage(line, "init", words, job, is_reused, job.init_mono_ns)
+    stage(line, "init", words, job, bool(made), job.init_mono_ns)
     go = line.receive()
     if isinstance(go, WorkerRelease):
         os._exit(0)
@@ -194,14 +200,35 @@ def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
         ask(keeper_of(job), f"drop! {go.resident}")
         line.send(WorkerLostResident(go.resident or "", "lost: reload: as the stub was told"))
         is_resident = False
+    if job.arm:
+        for name in (*ARMED_STAGES, "hold"):
+            stage(line, name, words, job, name in made, time.monotonic_ns())
+        line.send(WorkerReady(None, "", Tier.ARMED, 100))
+        return
+    if job.recipe.target_tier == "host":
+        line.send(WorkerFinding(Finding("stub_registered", "info", f"{go.registered_bytes} bytes of others")))
+        register(line, job, words, bool(made))
+        return
     for name in STAGES:
-        has_it = is_reused and name not in ("first_request", "hold")
-        stage(line, name, words, job, has_it or (is_resident and name == "weights"), time.monotonic_ns())
+        has_it = name in made or (is_resident and name == "weights")
+        stage(line, name, words, job, has_it, time.monotonic_ns())
     keeps = job.recipe.target_tier == "resident" or "keeps" in words
     if keeps and not is_resident:
         put_resident(job, go)
     tier = Tier.RESIDENT if job.recipe.target_tier == "resident" else Tier.STANDBY
     line.send(WorkerReady(time.monotonic_ns(), "42", tier, 1000, go.resident if keeps or is_resident else None))
+
+
+def register(line: Line, job: WorkerJob, words: list[str], is_reused: bool) -> None:
+    """Do what a ``host`` run does: no stage of a model; with ``refused`` nothing is registered."""
+    for name in ("context", "weights"):
+        stage(line, name, words, job, is_reused, time.monotonic_ns())
+    if "refused" in words:
+        line.send(WorkerFinding(Finding("not_registered", "warning", "cached instead of host: as the stub was told")))
+        line.send(WorkerReady(None, "", Tier.CACHED, 1000, is_held=False))
+        return
+    stage(line, "hold", words, job, False, time.monotonic_ns())
+    line.send(WorkerReady(None, "", Tier.HOST, 4096))
 
 
 def keeper_of(job: WorkerJob) -> KeeperAddress:
@@ -331,10 +358,11 @@ def sampler(line: Line) -> None:
         if order == "die":
             sys.exit(5)
         if order != "silent":
-            used = int(order.split()[1]) if " " in order else 10**9
-            processes = (GpuProcess(4242, used, "trainer"),)
+            words = [int(word) for word in order.split()[1:]]
+            used, uncorrected = (words + [10**9, 0][len(words) :])[:2]
+            processes = (GpuProcess(4242, words[2] if len(words) > 2 else used, "trainer"),)
             gpus = [
-                Gpu(uuid, index, "Stub GPU", index, 8 * 10**9, used, processes=processes)
+                Gpu(uuid, index, "Stub GPU", index, 8 * 10**9, used, processes=processes, ecc_uncorrected=uncorrected)
                 for index, uuid in enumerate(UUIDS)
             ]
             findings = (Finding("stub_ecc", "warning", "a GPU has seen better days"),)

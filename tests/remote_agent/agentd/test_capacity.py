@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from remote_agent.agentd.capacity import Slots, check_memory, device_memory, resolve_devices
+from remote_agent.agentd.capacity import Slots, check_memory, device_memory, process_bytes, resolve_devices
 from remote_agent.errors import StageError
 from remote_agent.protocol.internal import SamplerReport
 from remote_agent.protocol.messages import Gpu, GpuProcess, Resident, Tier
@@ -78,6 +79,15 @@ def test_memory_of_a_gpu_is_what_its_driver_says() -> None:
     assert memory.holders == ("llama of ann (30 bytes, process 77)", "trainer (10 bytes, process 9)")
 
 
+@pytest.mark.parametrize("tier", [Tier.CACHED, Tier.HOST])
+def test_registered_and_locked_files_are_the_hosts_memory(tier: Tier) -> None:
+    """Whichever GPU they are registered with, nobody is told to look for them there."""
+    held = replace(resident(FIRST), tier=tier)
+
+    assert device_memory("cpu", None, 999, [held]).holders == ("llama of ann (30 bytes, process 77)",)
+    assert device_memory(FIRST, report(), 999, [held]).holders == ()
+
+
 def test_memory_that_a_gpu_shares_with_its_host_is_the_hosts() -> None:
     """On a unified part, and on the CPU, available host memory counts."""
     assert device_memory(FIRST, report(unified=True), 999, []).free_bytes == 999
@@ -132,3 +142,15 @@ async def test_a_run_that_no_longer_waits_takes_no_slot() -> None:
 
     await asyncio.wait_for(slots.acquire("c", ("x",)), 5)
     assert slots.holders(("x",)) == ["c"]
+
+
+def test_what_a_process_takes_is_summed_over_its_gpus() -> None:
+    """Nothing is claimed of a process that the driver does not list, or lists without a number."""
+    gpus = [
+        Gpu(f"GPU-{index}", index, "H200", processes=(GpuProcess(7, 500, "worker"), GpuProcess(8, None, "other")))
+        for index in range(2)
+    ]
+    seen = SamplerReport("ok", 0, gpus=tuple(gpus))
+
+    assert [process_bytes(pid, seen) for pid in (7, 8, 9)] == [1000, 0, 0]
+    assert process_bytes(7, None) == 0

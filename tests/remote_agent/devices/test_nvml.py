@@ -74,6 +74,14 @@ def test_unified_memory_is_called_that(memory: object) -> None:
     assert gpu.memory_total_bytes in (None, 128 << 30)
 
 
+def test_what_the_driver_keeps_for_itself_is_read_where_it_tells() -> None:
+    """Only a newer call tells it; what is used stays the older one's figure, which includes it."""
+    told, silent = only_gpu(FakeGpu(reserved=600)), only_gpu(FakeGpu())
+
+    assert (told.memory_reserved_bytes, silent.memory_reserved_bytes) == (600, None)
+    assert told.memory_used_bytes == silent.memory_used_bytes == 4_000_000_000
+
+
 def test_a_process_without_a_figure_has_none() -> None:
     """NVML's all-ones stand for not available."""
     gpu = only_gpu(FakeGpu(processes=[SimpleNamespace(pid=7, usedGpuMemory=NOT_AVAILABLE_BYTES)]))

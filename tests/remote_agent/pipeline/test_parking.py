@@ -17,6 +17,7 @@ from remote_agent.devices.base import Device
 from remote_agent.devices.cpu import CpuDevice
 from remote_agent.errors import DeviceError, KeeperRefusedError, ResidentLostError
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
+from remote_agent.pipeline.host import HostShards
 from remote_agent.pipeline.keeping import Backing, Keeping
 from remote_agent.pipeline.parking import CONTEXT_BYTES, map_weights, unmap_weights
 from remote_agent.pipeline.timing import Measure
@@ -24,10 +25,12 @@ from remote_agent.pipeline.weights import Weights, attach_weights, load_weights
 from remote_agent.protocol.messages import ModelSource, Recipe
 from tests.remote_agent import checkpoints
 from tests.remote_agent.agentd.agents import REPOSITORY, eventually, is_running
-from tests.remote_agent.fake_cuda import UUID_TEXT, FakeGpu, FakeRuntime
+from tests.remote_agent.fake_cuda import POOL_BYTES, UUID_TEXT, FakeGpu, FakeRuntime
 from tests.remote_agent.resident.residents import keeping_for
 
 ROOM = 1 << 40
+NEEDED = CONTEXT_BYTES + POOL_BYTES
+"""What the fake GPU's process has there beside its weights."""
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +76,12 @@ def test_what_a_standby_loaded_goes_and_comes_back_where_it_was(
     """Between the two nothing is mapped and no handle is open, as a checkpoint wants it; the addresses are kept."""
     weights, keeping, backing = loaded(state, llama, gpu)
     addresses = {name: tensor.data_ptr() for name, tensor in weights.tensors.items()}
-    away = unmap_weights(backing, keeping, gpu, ROOM)
+    away = unmap_weights(backing, keeping, gpu, ROOM, HostShards())
     left = (len(gpu.fake_driver.handles), len(gpu.fake_driver.maps), len(gpu.fake_driver.ranges))
     there = list_residents(KeeperAddress(state))[0].attached
     backing, steps = map_weights(backing, keeping)
 
-    assert (away.problem, away.device_bytes, away.steps.keys()) == (None, CONTEXT_BYTES, {"unmap_ns"})
+    assert (away.problem, away.device_bytes, away.steps.keys()) == (None, NEEDED, {"unmap_ns"})
     assert (left, there) == ((0, 0, 1), ())
     assert steps.keys() == {"fetch_ns", "verify_ns", "map_ns"}
     assert {name: tensor.data_ptr() for name, tensor in weights.tensors.items()} == addresses
@@ -93,7 +96,7 @@ def test_what_a_standby_attached_goes_and_comes_back(keeper: int, state: StateDi
     weights, keeping = attached(state, llama, gpu)
     backing = weights.backing
     for _ in range(2):
-        assert unmap_weights(backing, keeping, gpu, ROOM).problem is None
+        assert unmap_weights(backing, keeping, gpu, ROOM, HostShards()).problem is None
         backing, _ = map_weights(backing, keeping)
 
     assert equal(weights, llama)
@@ -102,9 +105,9 @@ def test_what_a_standby_attached_goes_and_comes_back(keeper: int, state: StateDi
 def test_weights_that_nobody_else_has_are_not_unmapped(keeper: int, state: StateDir, llama: Path, gpu: FakeGpu) -> None:
     """Not kept at all, or released meanwhile: they would be lost. Nothing was touched."""
     weights, keeping, backing = loaded(state, llama, gpu)
-    never = unmap_weights(replace(backing, is_kept=False, problem="no keeper"), keeping, gpu, ROOM)
+    never = unmap_weights(replace(backing, is_kept=False, problem="no keeper"), keeping, gpu, ROOM, HostShards())
     ask(KeeperAddress(state), f"drop {keeping.name}")
-    released = unmap_weights(backing, keeping, gpu, ROOM)
+    released = unmap_weights(backing, keeping, gpu, ROOM, HostShards())
 
     text = "its weights lie in shared memory that the keeper does not have"
     assert (never.problem, released.problem) == (f"{text}: no keeper", f"{text}: {keeping.name}")
@@ -114,9 +117,9 @@ def test_weights_that_nobody_else_has_are_not_unmapped(keeper: int, state: State
 def test_a_host_without_room_is_named_with_the_numbers(keeper: int, state: StateDir, llama: Path, gpu: FakeGpu) -> None:
     """What the device holds beside the weights goes to the host's memory."""
     weights, keeping, backing = loaded(state, llama, gpu)
-    away = unmap_weights(backing, keeping, gpu, CONTEXT_BYTES - 1)
+    away = unmap_weights(backing, keeping, gpu, NEEDED - 1, HostShards())
 
-    room = f"{CONTEXT_BYTES} bytes of the device go to the host's memory, which has {CONTEXT_BYTES - 1} left"
+    room = f"{NEEDED} bytes of the device go to the host's memory, which has {NEEDED - 1} left"
     assert away.problem == room
     assert equal(weights, llama)
 
@@ -124,7 +127,7 @@ def test_a_host_without_room_is_named_with_the_numbers(keeper: int, state: State
 def test_weights_in_memory_of_its_own_stay_for_the_driver_to_save(state: StateDir, llama: Path, gpu: FakeGpu) -> None:
     """Where a device can't share, there is nothing to unmap and nothing to map."""
     keeping = keeping_for(state, llama, device=UUID_TEXT)
-    away = unmap_weights(Backing(), keeping, gpu, ROOM)
+    away = unmap_weights(Backing(), keeping, gpu, ROOM, HostShards())
 
     assert away.problem is None
     assert map_weights(Backing(), keeping) == (Backing(), {})
@@ -136,7 +139,7 @@ def test_weights_that_are_no_more_are_not_mapped(
 ) -> None:
     """Released while it was parked, or other bytes by the same name: an error that says so."""
     weights, keeping, backing = loaded(state, llama, gpu)
-    assert unmap_weights(backing, keeping, gpu, ROOM).problem is None
+    assert unmap_weights(backing, keeping, gpu, ROOM, HostShards()).problem is None
     if why == "released":
         ask(KeeperAddress(state), f"drop {keeping.name}")
         with pytest.raises(KeeperRefusedError, match="no resident"):
@@ -153,7 +156,7 @@ def test_a_driver_that_does_not_unmap_ends_it(keeper: int, state: StateDir, llam
     gpu.fake_driver.fail_at = "cuMemUnmap"
 
     with pytest.raises(DeviceError, match="cuMemUnmap failed"):
-        unmap_weights(backing, keeping, gpu, ROOM)
+        unmap_weights(backing, keeping, gpu, ROOM, HostShards())
     gpu.fake_driver.fail_at = None
     del weights
 
@@ -166,7 +169,7 @@ def test_a_cpu_s_attached_weights_move_the_same_way(keeper: int, state: StateDir
     assert keepable is not None
     made.keep(keepable)
     weights, keeping = attached(state, llama, CpuDevice())
-    away = unmap_weights(weights.backing, keeping, CpuDevice(), ROOM)
+    away = unmap_weights(weights.backing, keeping, CpuDevice(), ROOM, HostShards())
     map_weights(weights.backing, keeping)
 
     assert (away.problem, away.device_bytes) == (None, 0)

@@ -1,0 +1,208 @@
+"""Makes the model of one job: with its weights, without them, or from one that waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_agent.errors import AgentError, DeviceError, KeeperError, NotArmableError, ResidentLostError
+from remote_agent.pipeline import arming, assign, compilation, prompt_graph, weights
+from remote_agent.pipeline.arming import Armed
+from remote_agent.pipeline.assign import Warm
+from remote_agent.pipeline.failures import one_line
+from remote_agent.pipeline.host import HostShards
+from remote_agent.pipeline.keeping import Backing, Keeping
+from remote_agent.pipeline.prompt_graph import PromptGraph
+from remote_agent.pipeline.timing import Measure, Stages
+from remote_agent.pipeline.weights import Weights
+from remote_agent.protocol.internal import (
+    InternalMessage,
+    ShardIdentity,
+    WorkerFinding,
+    WorkerGo,
+    WorkerJob,
+    WorkerLostResident,
+)
+from remote_agent.protocol.messages import Finding, Recipe
+from remote_agent.recipe import armed_hash, recipe_hash
+
+if TYPE_CHECKING:
+    from remote_agent.devices import Device
+
+ARMED = "the armed process has it"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A warm model and what it was made from; ``armed``: the range that it lies in, which may wait for weights.
+
+    ``is_compared``: the prompt's graph gave the tokens that an eager pass gives.
+    """
+
+    recipe: Recipe
+    shards: tuple[ShardIdentity, ...]
+    warm: Warm
+    backing: Backing
+    armed: Armed | None = None
+    is_compared: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether its weights are not there yet."""
+        return self.armed is not None and not self.armed.has_weights
+
+    @property
+    def graph(self) -> PromptGraph | None:
+        return None if self.armed is None else self.armed.graph
+
+    def serves(self, recipe: Recipe) -> bool:
+        """Whether it is what ``recipe`` asks for. While it waits for weights, it serves other requests too."""
+        is_same = recipe_hash(self.recipe) == recipe_hash(recipe)
+        return is_same or (self.waits and armed_hash(self.recipe) == armed_hash(recipe))
+
+
+class Making:
+    """One job's; what it is about is open to whoever goes on. ``settle`` waits for what a load left behind."""
+
+    def __init__(
+        self,
+        send: Callable[[InternalMessage], None],
+        job: WorkerJob,
+        go: WorkerGo,
+        keeper: Keeping,
+        device: Device,
+        stages: Stages,
+        host: HostShards,
+    ) -> None:
+        self._send, self.job, self._recipe, self._go = send, job, job.recipe, go
+        self.keeper, self.device, self.stages = keeper, device, stages
+        self._host = host
+        self.settle: Callable[[], int] | None = None
+
+    def warm(self) -> Held:
+        """Return the recipe's model with its weights, loaded or found at the keeper."""
+        with self.stages.measure("weights", self.device) as measure:
+            found = self._find_weights(measure)
+        return self._finish(found)
+
+    def arm(self) -> Held:
+        """Return the recipe's model without its weights; where that can't be, with them, and a finding says why."""
+        armed, backing, problem = None, Backing(), ""
+        with self.stages.measure("assign", self.device) as measure:
+            try:
+                armed, warm, findings = arming.arm_module(self._recipe, self._go.shards, self.device, measure)
+                self._tell(findings)
+            except NotArmableError as error:
+                problem = measure.reason = one_line(f"not armed: {error}")
+            if armed is None:
+                self._tell([Finding("not_armed", "warning", f"{problem}; its weights are loaded, for a standby")])
+                arming.let_go()
+                with self.stages.measure("weights", self.device) as loading:
+                    found = self._find_weights(loading)
+                warm, backing = self._assign(found, measure)
+                del found
+        with self.stages.measure("compile", self.device) as measure:
+            is_compiled = self._compile(warm, measure)
+            if armed is not None:
+                graph = prompt_graph.capture_prompt(warm, self._recipe.request, is_compiled, self.device, measure)
+                armed = replace(armed, graph=graph)
+                arming.settle_down()
+        return Held(self._recipe, self._go.shards, warm, backing, armed)
+
+    def fill(self, waiting: list[Held]) -> Held:
+        """Return what waits with its weights mapped under it; where they can't be, a model made anew.
+
+        ``waiting`` has the one that waits and is emptied: nobody else may keep what is not used.
+        """
+        held = waiting.pop()
+        assert held.armed is not None
+        found, problem = None, ""
+        with self.stages.measure("weights", self.device) as measure:
+            try:
+                found = self._find_weights(measure, held.armed)
+                arming.put_under(held.armed, found, measure)
+            except NotArmableError as error:
+                problem = one_line(f"the armed process is not used: {error}")
+            if problem:
+                self._tell([Finding("armed_not_used", "warning", problem)])
+                del held
+                arming.let_go()
+                found = found or self._find_weights(measure)
+                measure.reason = "; ".join(filter(None, (problem, measure.reason)))
+        assert found is not None
+        if problem or held.armed is None:
+            return self._finish(found)
+        self.settle = self._host.let_go(self.device, found.settle)
+        for stage in ("assign", "compile"):
+            self.stages.reuse(stage, ARMED)
+        warm = arming.for_request(held.warm, held.armed, self._recipe)
+        backing = replace(found.backing, range=held.armed.range)
+        return replace(held, recipe=self._recipe, warm=warm, backing=backing)
+
+    def _finish(self, found: Weights) -> Held:
+        with self.stages.measure("assign", self.device) as measure:
+            warm, backing = self._assign(found, measure)
+            del found
+        with self.stages.measure("compile", self.device) as measure:
+            self._compile(warm, measure)
+        return Held(self._recipe, self._go.shards, warm, backing)
+
+    def _assign(self, found: Weights, measure: Measure) -> tuple[Warm, Backing]:
+        self._tell(Finding("plain_bytes", "info", note) for note in found.notes)
+        warm, findings = assign.assign_module(
+            self._recipe, found.folder, found.tensors, self.device.torch_device, measure
+        )
+        self._tell(findings)
+        self.settle = self._host.let_go(self.device, found.settle)
+        return warm, found.backing
+
+    def _compile(self, warm: Warm, measure: Measure) -> bool:
+        """Warm the kernels, and return whether compiled code is in use."""
+        report = self._progress("compile", "shapes", measure)
+        compiled = compilation.warm_kernels(
+            warm, self._recipe.request, self._recipe.compile, Path(self.job.cache_directory), measure, report
+        )
+        if compiled.fallback is not None:
+            self._tell([Finding("compile_fallback", "warning", compiled.fallback)])
+        return compiled.used
+
+    def _find_weights(self, measure: Measure, armed: Armed | None = None) -> Weights:
+        """Return the keeper's weights where it has them; what can't be used there is dropped and loaded again.
+
+        With ``armed`` they are mapped under it, or loaded so that they can be. Raises: NotArmableError
+        """
+        if self.keeper.has_weights:
+            try:
+                if armed is not None:
+                    return arming.attach_under(armed, self.keeper, measure)
+                return weights.attach_weights(self._recipe, self.device, self.keeper, measure)
+            except (KeeperError, ResidentLostError, DeviceError) as error:
+                self._give_up_resident(error, measure)
+        report = self._progress("weights", "bytes", measure)
+        under = None if armed is None else armed.range
+        registered = self._host.of(self._go.shards, self._tell_one)
+        return weights.load_weights(self._recipe, self.device, self._go.shards, measure, report, registered, under)
+
+    def _give_up_resident(self, error: AgentError, measure: Measure) -> None:
+        """Say that the weights are loaded again; memory that can't be used is dropped, for nobody else can use it."""
+        text = one_line(f"lost: reload: {error}")
+        self._tell([Finding("resident_lost", "warning", text)])
+        measure.extra["resident_lost"] = text[:500]
+        if isinstance(error, ResidentLostError) and self.keeper.name is not None:
+            self.keeper.drop()
+            self._send(WorkerLostResident(self.keeper.name, text))
+
+    def _tell(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            self._send(WorkerFinding(finding))
+
+    def _tell_one(self, finding: Finding) -> None:
+        self._tell([finding])
+
+    def _progress(self, stage: str, unit: str, measure: Measure) -> Callable[[int, int], None]:
+        def report(done: int, total: int) -> None:
+            self.stages.progress(stage, done, total, start_mono_ns=measure.start_mono_ns, unit=unit)
+
+        return report

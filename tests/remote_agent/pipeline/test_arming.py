@@ -1,0 +1,232 @@
+"""A model armed on the fake GPU, in this process: what is captured, what is replayed, what is compared and let go."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remote_agent.agentd.paths import StateDir
+from remote_agent.keeper.client import KeeperAddress, list_residents
+from remote_agent.loader.checkpoint import inspect
+from remote_agent.pipeline import init
+from remote_agent.pipeline.runner import Runner
+from remote_agent.protocol.internal import InternalMessage, WorkerFinding, WorkerGo, WorkerJob, WorkerReady
+from remote_agent.protocol.messages import FirstRequest, ModelSource, Recipe, Sampling, Tier
+from remote_agent.resident.names import resident_name
+from remote_agent.resident.reserved import RangeState
+from tests.remote_agent import checkpoints
+from tests.remote_agent.fake_cuda import UUID_TEXT, FakeGpu, FakeRuntime
+from tests.remote_agent.resident.test_reserved import fails_once
+from tests.remote_agent.worker_ends import only, stages_over
+
+REQUEST = FirstRequest(prompt_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write_llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+class Line:
+    """Agentd's side of a runner in this process."""
+
+    def __init__(self) -> None:
+        self.said: list[InternalMessage] = []
+        self.waiting: list[InternalMessage] = []
+
+    def send(self, message: InternalMessage) -> None:
+        self.said.append(message)
+
+    def receive(self) -> InternalMessage:
+        return self.waiting.pop(0)
+
+
+class Bench:
+    """A runner on a fake GPU."""
+
+    def __init__(self, gpu: FakeGpu, folder: Path, state: StateDir) -> None:
+        self.gpu, self.folder, self.state, self.line = gpu, folder, state, Line()
+        self.runner = Runner(self.line)
+
+    def do(self, request: FirstRequest = REQUEST, *, arm: bool = False) -> list[InternalMessage]:
+        """Do one job and return what was said; the weights are resident if the keeper has them."""
+        shards = inspect(self.folder).identities
+        name = resident_name(str(self.folder), shards, UUID_TEXT)
+        is_resident = name in [one.name for one in list_residents(KeeperAddress(self.state))]
+        recipe = Recipe("tiny", ModelSource(str(self.folder)), devices=(UUID_TEXT,), request=request)
+        job = WorkerJob(
+            "run-00000001", recipe, UUID_TEXT, time.monotonic_ns(), "", None, str(self.state.root), "a", arm
+        )
+        self.line.waiting.append(WorkerGo(shards, name, is_resident))
+        self.line.said = []
+        assert self.runner.run(job), self.line.said
+        return self.line.said
+
+    @property
+    def held(self) -> Any:
+        return self.runner._held
+
+
+@pytest.fixture
+def bench(llama: Path, keeper: int, state: StateDir, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID_TEXT)
+    gpu = FakeGpu(FakeRuntime(), name=UUID_TEXT)
+
+    def initialise(job: WorkerJob, measure: object) -> FakeGpu:
+        gpu.initialise()
+        return gpu
+
+    monkeypatch.setattr(init, "initialise_device", initialise)
+    return Bench(gpu, llama, state)
+
+
+def output(messages: list[InternalMessage]) -> str:
+    return only(messages, WorkerReady).output
+
+
+def codes(messages: list[InternalMessage]) -> list[str]:
+    return [one.finding.code for one in messages if isinstance(one, WorkerFinding)]
+
+
+def test_the_first_answer_is_a_replay_and_compared_afterwards(bench: Bench, llama: Path) -> None:
+    """Captured over the stand-in, replayed over the weights, the same token as a pass; later ones are not compared."""
+    said = bench.do(arm=True)
+    assert stages_over(said)["compile"].extra["graph"] == "1x8"
+    assert only(said, WorkerReady).bytes == bench.held.armed.range.stand_in_bytes + bench.gpu.pool_bytes()
+    first, second = bench.do(), bench.do()
+
+    assert bench.gpu.replays == 2
+    assert stages_over(first)["first_request"].extra["replayed"] is True
+    assert stages_over(first)["hold"].extra["graph_equal"] is True
+    assert stages_over(first)["hold"].extra["settle_ns"] >= 0
+    assert "graph_equal" not in stages_over(second)["hold"].extra
+    assert output(first) == output(second)
+    assert only(first, WorkerReady).tier is Tier.STANDBY
+    assert bench.held.armed.range.stand_in_bytes == 0
+
+
+def test_what_the_keeper_has_is_mapped_at_the_addresses_that_were_captured(bench: Bench) -> None:
+    """A worker that loaded has gone; the armed one maps what it left, without moving a byte."""
+    bench.do()
+    loaded = output(bench.do())
+    bench.runner = Runner(bench.line)
+    bench.do(arm=True)
+    address, moved = bench.held.armed.range.tensor.data_ptr(), bench.gpu.fake_runtime.copied_bytes
+    said = bench.do()
+
+    assert stages_over(said)["weights"].path == "attached"
+    assert output(said) == loaded
+    assert bench.held.armed.range.tensor.data_ptr() == address
+    assert bench.held.armed.range.state is RangeState.WEIGHTS
+    assert bench.gpu.fake_runtime.copied_bytes == moved
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        FirstRequest(prompt_tokens=8, max_new_tokens=3),
+        FirstRequest(prompt_tokens=8, batch=2),
+        FirstRequest(prompt_tokens=9),
+        FirstRequest(prompt_tokens=8, sampling=Sampling(temperature=0.7)),
+    ],
+    ids=["longer answer", "batch", "length", "by chance"],
+)
+def test_a_request_that_the_graph_is_not_for_runs_eagerly(bench: Bench, request_: FirstRequest) -> None:
+    """The answer is an ordinary run's; the graph stays for requests that fit."""
+    expected = output(bench.do(request_))
+    bench.runner = Runner(bench.line)
+    bench.do(arm=True)
+
+    assert output(bench.do(request_)) == expected
+    assert (bench.gpu.replays, bench.held.graph is None) == (0, False)
+
+
+def test_a_graph_that_differs_is_not_used_and_its_answer_is_not_told(bench: Bench) -> None:
+    """The eager pass's token is the run's output; the next request is answered eagerly."""
+    expected = output(bench.do())
+    bench.runner = Runner(bench.line)
+    bench.do(arm=True)
+    graph = bench.held.graph
+    real = graph.replay
+
+    def replay_wrong() -> None:
+        real()
+        graph.chosen.add_(1)
+
+    object.__setattr__(graph, "replay", replay_wrong)
+    said = bench.do()
+
+    assert codes(said) == ["graph_differs"]
+    assert stages_over(said)["hold"].extra["graph_equal"] is False
+    assert output(said) == expected
+    assert output(bench.do()) == expected
+    assert bench.gpu.replays == 1
+
+
+def test_a_model_that_can_t_be_captured_is_armed_without_a_graph(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named in the stage; the first request runs eagerly over the same memory."""
+    expected = output(bench.do())
+    bench.runner = Runner(bench.line)
+
+    def refuse(work: Callable[[], torch.Tensor]) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(bench.gpu, "capture", refuse)
+    armed = bench.do(arm=True)
+    said = bench.do()
+
+    assert stages_over(armed)["compile"].extra["graph"] == (
+        "none: RuntimeError: operation not permitted when stream is capturing"
+    )
+    assert output(said) == expected
+    assert stages_over(said)["first_request"].extra["replayed"] is False
+
+
+def test_without_a_range_a_standby_is_made_as_ever(bench: Bench) -> None:
+    """A driver that reserves nothing is named; the weights are loaded and kept."""
+    fails_once(bench.gpu, "cuMemAddressReserve", 0)
+    said = bench.do(arm=True)
+
+    assert codes(said) == ["not_armed"]
+    assert "cuMemAddressReserve failed" in (stages_over(said)["assign"].reason or "")
+    assert only(said, WorkerReady).tier is Tier.STANDBY
+    assert bench.held.armed is None
+
+
+def test_an_armed_process_that_can_t_map_loads_and_builds_anew(bench: Bench) -> None:
+    """Every map at the range fails: named, the range is given back, and the answer is right."""
+    expected = output(bench.do())
+    bench.runner = Runner(bench.line)
+    bench.do(arm=True)
+    driver = bench.gpu.fake_driver
+    first, size = bench.held.armed.range.tensor.data_ptr(), bench.held.armed.range.size_bytes
+    reserved = weakref.ref(bench.held.armed.range.tensor)
+    real = driver.cuMemMap
+
+    def refuse_there(address: int, *arguments: Any) -> tuple[Any, ...]:
+        return (1,) if first <= address < first + size else real(address, *arguments)
+
+    driver.cuMemMap = refuse_there  # type: ignore[method-assign]
+    said = bench.do()
+
+    assert "armed_not_used" in codes(said)
+    assert output(said) == expected
+    assert bench.held.armed is None
+    assert reserved() is None
+
+
+def test_a_process_armed_for_another_model_is_not_used(bench: Bench, tmp_path: Path) -> None:
+    """What is armed goes with everything that it reserved."""
+    bench.do(arm=True)
+    reserved = weakref.ref(bench.held.armed.range.tensor)
+    bench.folder = checkpoints.write_llama(tmp_path / "other")
+    said = bench.do()
+
+    assert codes(said) == ["standby_replaced"]
+    assert reserved() is None
