@@ -56,7 +56,7 @@ class Room:
     def _check(self, unseen_bytes: int, idle_bytes: int) -> None:
         """Raises: StageError unless all fits. ``unseen_bytes``: free beyond what the driver said last."""
         self._check_memory(self._needed_bytes - unseen_bytes)
-        held = [one for one in self._services.residents.held_besides(self._run_uid) if bytes_on(one, self._device)]
+        held = self._services.residents.held_besides(self._run_uid)
         check_budgets(self._device, self._needed_bytes - idle_bytes, self._total_bytes(), held, self._budgets)
 
     def _total_bytes(self) -> int | None:
@@ -70,12 +70,13 @@ class Room:
 def check_budgets(
     device: str, needed_bytes: int, total_bytes: int | None, held: Sequence[Resident], budgets: Sequence[Budget]
 ) -> None:
-    """See that what is held and the weights together keep to every budget.
+    """See that what is held there and the weights together keep to every budget.
 
     ``total_bytes``: the device's memory; where the driver does not tell, a share of it is no limit.
 
     Raises: StageError ``over_budget`` with the bytes needed, the budget and who holds how much of it
     """
+    held = [one for one in held if bytes_on(one, device)]
     held_bytes = sum(bytes_on(one, device) for one in held)
     for budget in budgets:
         limit_bytes = budget.limit_bytes(total_bytes)

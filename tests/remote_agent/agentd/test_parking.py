@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent.agentd.lock_file import LockFile
 from remote_agent.errors import RefusedError
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.protocol.messages import (
@@ -25,6 +26,8 @@ from remote_agent.protocol.messages import (
     RunRecord,
     RunState,
     StageStatus,
+    StandbyStopParams,
+    StandbyStopResult,
     Tier,
 )
 from tests.remote_agent.agentd.agents import (
@@ -182,20 +185,25 @@ def test_a_run_whose_standby_is_lost_goes_on_with_a_fresh_worker(agent: Agent, l
     assert new.pid != pid
 
 
-def test_a_run_whose_standby_has_no_room_to_come_back_fails_and_leaves_it(mortal: Agent) -> None:
+def fill_gpus(agent: Agent, client: Watcher, used_bytes: int) -> None:
+    """Have the sampler say so, and wait until it is known."""
+    agent.order("sampler", f"ok {used_bytes}")
+    eventually(
+        lambda: client.status().probe.gpus[0].memory_used_bytes == used_bytes,  # type: ignore[union-attr]
+        "the sampler reports again",
+    )
+
+
+def test_a_run_whose_standby_has_no_room_to_come_back_fails_and_leaves_it(agent: Agent) -> None:
     """A restore without room is final, so it is not tried: the refusal names who holds the memory."""
-    agent = mortal
     with follow(agent) as client:
         run = warm(agent, client)
         park(client, run.run_uid)
-        agent.order("sampler", "ok 7999999000")
-        eventually(
-            lambda: client.status().probe.gpus[0].memory_used_bytes == 7999999000,  # type: ignore[union-attr]
-            "the sampler reports again",
-        )
+        fill_gpus(agent, client, 7999999000)
         second = client.warm(agent.params("keeps", (GPU,)))
         by_hand = refusal(lambda: unpark(client, run.run_uid))
         left = only(client)
+        fill_gpus(agent, client, 1000000000)
 
     assert (failure_of(second).code, failure_of(second).stage) == ("no_memory", "context")
     assert "needs 3000 bytes, free are 1000 bytes; held by" in failure_of(second).detail
@@ -217,15 +225,18 @@ def test_changed_files_replace_a_parked_standby(agent: Agent) -> None:
 
 
 def test_what_can_be_parked_is_said_to_whoever_asks_for_something_else(agent: Agent) -> None:
-    """A resident has no process, a standby on a CPU nothing that the driver could take, another run holds nothing."""
+    """A resident has no process, an armed one no weights, one on a CPU nothing that the driver could take."""
     with follow(agent) as client:
         resident = client.warm(agent.params("", (GPU,), target_tier="resident"))
+        armed = client.arm(agent.params("armed", (GPU,)))
         on_cpu = client.warm(agent.params())
-        refused = [refusal(lambda uid=uid: park(client, uid)) for uid in (resident.run_uid, on_cpu.run_uid, "0" * 8)]
+        uids = (resident.run_uid, armed.run_uid, on_cpu.run_uid, "0" * 8)
+        refused = [refusal(lambda uid=uid: park(client, uid)) for uid in uids]
 
-    assert [code for code, _ in refused] == ["not_a_standby", "unsupported", "no_such_resident"]
+    assert [code for code, _ in refused] == ["not_a_standby", "not_a_standby", "unsupported", "no_such_resident"]
     assert "is resident: only a standby can be parked" in refused[0][1]
-    assert refused[1][1] == "tiny on cpu has nothing on a GPU: the driver parks processes on NVIDIA GPUs alone"
+    assert "is armed: only a standby can be parked" in refused[1][1]
+    assert refused[2][1] == "tiny on cpu has nothing on a GPU: the driver parks processes on NVIDIA GPUs alone"
 
 
 @pytest.mark.parametrize(
@@ -332,27 +343,55 @@ def test_a_standby_lost_on_its_way_back_leaves_its_weights(agent: Agent, order: 
         assert only(client).tier is Tier.RESIDENT
 
 
-def test_a_park_child_that_dies_once_on_the_way_back_is_started_again(agent: Agent) -> None:
-    """Nothing says that the driver had begun."""
-    with follow(agent) as client:
-        run = warm(agent, client)
-        park(client, run.run_uid)
-        agent.order("driver-unpark", "die-once")
-
-        assert unpark(client, run.run_uid).tier is Tier.STANDBY
-
-
-def test_a_driver_that_can_not_just_now_leaves_it_parked(agent: Agent) -> None:
-    """Nothing was tried, so nothing is lost."""
+def test_what_was_not_begun_on_the_way_back_is_tried_again(agent: Agent) -> None:
+    """A driver that can't just now leaves it parked; a park child that dies once is followed by another."""
     with follow(agent) as client:
         run = warm(agent, client)
         park(client, run.run_uid)
         agent.order("driver-unpark", "unsupported")
         code, _ = refusal(lambda: unpark(client, run.run_uid))
         assert (code, only(client).tier) == ("unpark_failed", Tier.PARKED)
-        agent.order("driver-unpark", None)
+        agent.order("driver-unpark", "die-once")
 
         assert unpark(client, run.run_uid).tier is Tier.STANDBY
+
+
+def test_a_standby_is_put_back_when_no_other_agent_loads_there(agent: Agent) -> None:
+    """Else both would count on the same free memory: it waits and says for whom; stopped as any standby, it goes."""
+    with follow(agent) as client:
+        run = warm(agent, client)
+        device, pid = park(client, run.run_uid).device, only(client).pid or 0
+        lock = LockFile(agent.orders / "locks" / f"glowplug-{device}.lock")
+        assert lock.try_take({"pid": 1, "user": "bob", "run": "b"})
+        with agent.client() as other:
+            asking = threading.Thread(target=lambda: unpark(other, run.run_uid))
+            asking.start()
+            waiting = client.next_event(lambda event: isinstance(event.data, Finding)).data
+            meanwhile = only(client).tier
+            lock.release(was_used=True)
+            asking.join(DEADLINE_S)
+        back = park(client, run.run_uid, method="unpark").tier
+        park(client, run.run_uid)
+        stopped = client.call("standby.stop", StandbyStopParams("tiny"), StandbyStopResult).stopped
+
+        assert isinstance(waiting, Finding)
+        assert waiting.text == f"waits for run b of bob (agent process 1), which loads onto {device}"
+        assert (meanwhile, back) == (Tier.PARKED, Tier.STANDBY)
+        assert [one.tier for one in stopped] == [Tier.PARKED]
+        assert only(client).tier is Tier.RESIDENT
+    assert not is_running(pid)
+
+
+def test_a_run_s_standbys_on_two_gpus_move_side_by_side(agent: Agent) -> None:
+    """Each in the slot of its own device; nothing is held of either afterwards."""
+    with follow(agent) as client:
+        run = client.warm(agent.params("keeps", (GPU, "cuda:1")))
+        parked = client.call("park", ParkParams(run.run_uid), ParkResult)
+        second = client.warm(agent.params("keeps", (GPU, "cuda:1")))
+
+    assert [one.tier for one in parked.residents] == [Tier.PARKED] * 2
+    assert (second.state, second.tier_from) == (RunState.READY, Tier.PARKED)
+    assert len(parked.steps) == 2
 
 
 def test_a_client_that_goes_away_leaves_no_process_half_parked(agent: Agent) -> None:
@@ -430,28 +469,15 @@ def test_a_parked_standby_whose_weights_are_gone_is_lost_at_once(agent: Agent) -
     assert not is_running(parked.pid or 0)
 
 
-def test_a_stopped_agent_leaves_no_parked_process(mortal: Agent) -> None:
-    """It is ended by a signal that it can't miss; its weights stay with the keeper."""
+def test_a_stopped_agent_leaves_no_process_parked_or_half_parked(mortal: Agent) -> None:
+    """Ended by a signal that none can miss, and the driver's child too; weights stay with the keeper."""
     agent = mortal
     with follow(agent) as client:
-        run = warm(agent, client)
-        pid = park(client, run.run_uid).pid or 0
-    assert agent.process is not None
-    agent.process.send_signal(signal.SIGTERM)
-    agent.process.wait(DEADLINE_S)
-
-    assert not is_running(pid)
-    assert len(list_residents(KeeperAddress(agent.state))) == 1
-
-
-def test_an_agent_stopped_in_the_middle_of_a_park_ends_all_of_it(mortal: Agent) -> None:
-    """The driver's child and the standby alike."""
-    agent = mortal
-    agent.order("gate", "shut")
-    agent.order("driver-park", "gate")
-    with follow(agent) as client:
-        run = warm(agent, client)
-        pid = only(client).pid or 0
+        parked = park(client, warm(agent, client).run_uid)
+        run = client.warm(agent.params("keeps", ("cuda:1",)))
+        pids = [one.pid or 0 for one in client.status().residents]
+        agent.order("gate", "shut")
+        agent.order("driver-park", "gate")
         asking = threading.Thread(target=lambda: refusal_or_end(client, run.run_uid))
         asking.start()
         eventually(lambda: (agent.orders / "at-the-gate").exists(), "the driver is asked")
@@ -460,7 +486,21 @@ def test_an_agent_stopped_in_the_middle_of_a_park_ends_all_of_it(mortal: Agent) 
         agent.process.wait(DEADLINE_S)
         asking.join(DEADLINE_S)
 
-    assert not is_running(pid)
+    assert (len(pids), parked.pid in pids) == (2, True)
+    assert not any(map(is_running, pids))
+    assert len(list_residents(KeeperAddress(agent.state))) == 2
+
+
+def test_an_error_of_its_gpu_drops_what_is_parked_there(agent: Agent) -> None:
+    """Process and weights, by that reason: neither is what it was."""
+    with follow(agent) as client:
+        parked = park(client, warm(agent, client).run_uid)
+        agent.order("sampler", "ok 1000000000 1")
+
+        assert why_gone(client) == f"lost: 1 uncorrectable ECC error on {parked.device}: reload"
+        assert client.status().residents == ()
+    assert not is_running(parked.pid or 0)
+    assert list_residents(KeeperAddress(agent.state)) == ()
 
 
 def test_the_next_agent_ends_what_a_killed_one_had_parked(mortal: Agent) -> None:

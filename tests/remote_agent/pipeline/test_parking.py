@@ -17,11 +17,13 @@ from remote_agent.devices.base import Device
 from remote_agent.devices.cpu import CpuDevice
 from remote_agent.errors import DeviceError, KeeperRefusedError, ResidentLostError
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
+from remote_agent.loader.checkpoint import inspect
 from remote_agent.pipeline.host import HostShards
 from remote_agent.pipeline.keeping import Backing, Keeping
 from remote_agent.pipeline.parking import CONTEXT_BYTES, map_weights, unmap_weights
-from remote_agent.pipeline.timing import Measure
+from remote_agent.pipeline.timing import Measure, Stages
 from remote_agent.pipeline.weights import Weights, attach_weights, load_weights
+from remote_agent.protocol.internal import WorkerGo
 from remote_agent.protocol.messages import ModelSource, Recipe
 from tests.remote_agent import checkpoints
 from tests.remote_agent.agentd.agents import REPOSITORY, eventually, is_running
@@ -131,6 +133,20 @@ def test_weights_in_memory_of_its_own_stay_for_the_driver_to_save(state: StateDi
 
     assert away.problem is None
     assert map_weights(Backing(), keeping) == (Backing(), {})
+
+
+def test_files_that_are_kept_registered_are_given_back(state: StateDir, llama: Path, gpu: FakeGpu) -> None:
+    """With the rest, once nothing speaks against a checkpoint; before that nothing is touched."""
+    host, keeping = HostShards(), keeping_for(state, llama, device=UUID_TEXT)
+    recipe = Recipe("tiny", ModelSource(str(llama)), target_tier="host")
+    host.keep(recipe, WorkerGo(inspect(llama).identities), gpu, Stages(lambda message: None), lambda finding: None)
+    refused = unmap_weights(Backing(), keeping, gpu, 0, host)
+    before = len(gpu.fake_runtime.registered)
+    away = unmap_weights(Backing(), keeping, gpu, ROOM, host)
+
+    assert refused.problem is not None
+    assert before > 0
+    assert (away.problem, gpu.fake_runtime.registered) == (None, {})
 
 
 @pytest.mark.parametrize("why", ["released", "others"])
