@@ -1,18 +1,21 @@
 """``python -m bench``: how the loader compares with safetensors on this CPU; ``--out FILE`` keeps the raw times.
 
-``python -m bench gpu-load FOLDER`` measures it and its peers on a GPU.
+On a GPU host ``python -m bench gpu`` measures everything that docs/performance.md shows, ``gpu-load FOLDER`` the loader
+and its peers alone; ``gpu-report OUT …`` renders what ``gpu`` kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -22,14 +25,15 @@ if TYPE_CHECKING:
     from bench.cpu_load import Timings
 
 FEWEST = 5
+ELSEWHERE = {"gpu": "bench.gpu_run", "gpu-load": "bench.gpu_loader", "gpu-report": "bench.gpu_report"}
+"""Commands that are modules of their own."""
 
 
 def main() -> int:
     """Measure cached and cold loads, print medians, spread and ratios; return 0."""
-    if sys.argv[1:2] == ["gpu-load"]:
-        from bench import gpu_loader
-
-        return gpu_loader.main(sys.argv[2:])
+    if sys.argv[1:2] and sys.argv[1] in ELSEWHERE:
+        command: Callable[[list[str]], int] = importlib.import_module(ELSEWHERE[sys.argv[1]]).main
+        return command(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--size-mib", type=int, default=512, help="size of the checkpoint (default: 512)")
     parser.add_argument("--repetitions", type=int, default=7, help=f"loads of each kind, {FEWEST} or more (default: 7)")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,10 @@ QUERY = (
     "name,uuid,driver_version,memory.total,memory.used,persistence_mode,compute_mode,mig.mode.current,"
     "pcie.link.gen.max,pcie.link.gen.current,pcie.link.width.current,power.limit,temperature.gpu"
 )
-PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "triton", "cuda-bindings", "nvidia-ml-py")
+PACKAGES = (
+    "torch", "transformers", "safetensors", "tokenizers", "numpy", "triton", "cuda-bindings", "cuda-core",
+    "nvidia-ml-py", "accelerate", "fastsafetensors", "runai-model-streamer", "instanttensor",
+)  # fmt: skip
 CHUNK_BYTES = 64 << 20
 
 
@@ -32,6 +37,7 @@ def describe_machine() -> dict[str, object]:
         "memory": _field("/proc/meminfo", "MemTotal"),
         "python": platform.python_version(),
         "executable": sys.executable,
+        "torch_cuda": _torch_cuda(),
         "packages": {name: _version(name) for name in PACKAGES},
         "nvidia_smi": _run("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"),
         "nvidia_smi_columns": QUERY,
@@ -76,6 +82,18 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _torch_cuda() -> str | None:
+    """Return the CUDA runtime that torch was built for, without importing it."""
+    found = importlib.util.find_spec("torch")
+    folders = found.submodule_search_locations if found is not None else None
+    try:
+        text = (Path(next(iter(folders or ()))) / "version.py").read_text(encoding="utf-8")
+    except (OSError, StopIteration):
+        return None
+    match = re.search(r"^cuda\b.*= *'(.+)'", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _run(*command: str) -> str | None:

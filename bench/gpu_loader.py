@@ -24,7 +24,17 @@ from bench.gpu_table import make_table
 from bench.raw_disk import drop_page_cache, fill_page_cache, time_raw_read
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = ("safetensors", "instanttensor-buffered", "instanttensor", "runai-model-streamer", "fastsafetensors")
+WARM_PEERS = (
+    "safetensors", "instanttensor-buffered", "instanttensor", "runai-model-streamer", "runai-model-streamer-ring",
+    "fastsafetensors-buffered", "transformers",
+)  # fmt: skip
+COLD_PEERS = (
+    "safetensors", "instanttensor-buffered", "instanttensor", "runai-model-streamer-ring",
+    "runai-model-streamer-direct", "fastsafetensors", "transformers",
+)  # fmt: skip
+"""Each library by what it has for the case; `bench.peers` says what that is."""
+PEERS_OF = {"peers": WARM_PEERS, "cold-peers": COLD_PEERS}
+PEERS = tuple(dict.fromkeys(WARM_PEERS + COLD_PEERS))
 PARTS = ("warm", "cold", "peers", "cold-peers", "sweep", "cold-sweep")
 DEFAULT_PARTS = ("warm", "cold")
 MIB = 1 << 20
@@ -97,6 +107,10 @@ class Bench:
 
     def has_time(self) -> bool:
         return time.monotonic() < self.deadline
+
+    def loaders(self, part: str) -> list[str]:
+        """Return what takes turns in a part: Glowplug, and those of the part's peers that are there."""
+        return [name for name in self.children if name == "glowplug" or name in PEERS_OF[part]]
 
     def load(self, part: str, number: int, loader: str, request: Request, is_cold: bool) -> None:
         """Do one load, with the page cache as asked, and keep what came of it; the first is checked instead."""
@@ -177,8 +191,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def start_children(arguments: argparse.Namespace, stack: ExitStack) -> tuple[dict[str, Child], dict[str, str]]:
     """Start every loader that a part needs, all at once; return those that are ready, and why others are not."""
-    needs_peers = {"peers", "cold-peers"} & set(arguments.parts)
-    names = ["glowplug", *(arguments.peers if needs_peers else [])]
+    wanted = {name for part, names in PEERS_OF.items() if part in arguments.parts for name in names}
+    names = ["glowplug", *(name for name in arguments.peers if name in wanted)]
     started = [stack.enter_context(Child(name, arguments.folder, arguments.device)) for name in names]
     answers = {child.name: child.answer() for child in started}
     ready = {child.name: child for child in started if "ready" in answers[child.name]}
@@ -218,14 +232,14 @@ def run_cold(bench: Bench) -> None:
 def run_peers(bench: Bench) -> None:
     """Peers from a warm page cache, in the same rounds as the loader itself."""
     for number in rounds_of(bench):
-        for name in turned(list(bench.children), number):
+        for name in turned(bench.loaders("peers"), number):
             bench.load("peers", number, name, {}, is_cold=False)
 
 
 def run_cold_peers(bench: Bench) -> None:
     for number in rounds_of(bench):
         bench.read_raw("cold-peers", number)
-        for name in turned(list(bench.children), number):
+        for name in turned(bench.loaders("cold-peers"), number):
             for request in COLD if name == "glowplug" else ({},):
                 bench.load("cold-peers", number, name, request, is_cold=True)
 

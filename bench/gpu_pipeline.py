@@ -22,6 +22,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from bench.gpu_daemon import daemon_memory  # noqa: E402
 from bench.gpu_facts import describe_machine, drop_from_page_cache, read_into_page_cache  # noqa: E402
 from remote_agent.protocol.messages import NATIVE_STAGES  # noqa: E402
 
@@ -149,8 +150,12 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> None:
     for _ in range(arguments.runs):
         run_once(bench, recipe, "cached", "--release")
     run_once(bench, recipe, "cached, kept")
+    daemon = []
     for _ in range(arguments.reuses):
         run_once(bench, recipe, "standby")
+        status = bench.agent("status")
+        daemon.append(daemon_memory(status["processes"] if status else {}))
+    bench.keep("daemon", daemon)
     bench.keep("released", bench.agent("release", "--all"))
     measure_resident(bench, content, arguments.reuses, arguments.device)
     script = [str(model), str(arguments.prompt_tokens), str(arguments.new_tokens), arguments.device]
