@@ -73,7 +73,7 @@ def use_instanttensor(folder: Path, shards: list[Path], device: str) -> Load:
 
     def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
         paths = [str(shard) for shard in shards]
-        with instanttensor.safe_open(paths, framework="pt", device=torch.device(device).index) as file:
+        with instanttensor.safe_open(paths, framework="pt", device=device) as file:
             return dict(file.tensors()), {}
 
     return call

@@ -14,7 +14,7 @@ from remote_agent.keeper.client import KeeperAddress, lease
 from remote_agent.loader.header_text import TensorEntry
 from remote_agent.protocol.internal import Manifest
 from remote_agent.resident.checksum import sampled_checksum
-from remote_agent.resident.manifest import read_entries, read_manifest
+from remote_agent.resident.manifest import ReadManifest, read_entries, read_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -33,15 +33,18 @@ class OpenResident:
     steps: dict[str, int]
 
 
-def open_resident(address: KeeperAddress, name: str, map_shared: MapShared, verify: bool) -> OpenResident:
+def open_resident(
+    address: KeeperAddress, name: str, map_shared: MapShared, verify: bool, before: ReadManifest | None = None
+) -> OpenResident:
     """Return a resident mapped here; with ``verify`` its samples agree with what was loaded.
 
+    ``before``: its manifest, where it was read already.
     Raises: KeeperError, ResidentLostError where it can't be used, DeviceError where nothing could be
     """
     begun = time.monotonic_ns()
     link, reply = lease(address, name)
     try:
-        manifest, table = read_manifest(reply.descriptors[0])
+        manifest, _, table = read_manifest(reply.descriptors[0], before)
         check_manifest(manifest, name, len(reply.descriptors))
         fetched = time.monotonic_ns()
         memory = map_shared(reply.descriptors[1], manifest.size_bytes, link.close)
