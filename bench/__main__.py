@@ -21,10 +21,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.pairs import compare
+
 if TYPE_CHECKING:
     from bench.cpu_load import Timings
 
 FEWEST = 5
+MEMORY_LOADS = 3
 ELSEWHERE = {"gpu": "bench.gpu_run", "gpu-load": "bench.gpu_loader", "gpu-report": "bench.gpu_report"}
 """Commands that are modules of their own."""
 
@@ -45,6 +48,7 @@ def main() -> int:
     if arguments.repetitions < FEWEST or arguments.size_mib < 32:
         parser.error(f"at least {FEWEST} repetitions and 32 MiB, or the figures mean nothing")
     from bench.cpu_load import measure, write_checkpoint  # only now: a usage error must not wait for torch
+    from bench.cpu_memory import judge_memory, measure_memory
 
     results = {}
     with tempfile.TemporaryDirectory(prefix="glowplug-bench-", dir=arguments.folder) as folder:
@@ -54,25 +58,35 @@ def main() -> int:
         for state in ("cached", "cold"):
             results[state] = measure(Path(folder), shards, arguments.repetitions, is_cold=state == "cold")
             print_table(state, results[state], size_bytes)
+        memory = {side: [measure_memory(side, Path(folder)) for _ in range(MEMORY_LOADS)] for side in results["cached"]}
+    print("\npeak extra anonymous memory of a load in a fresh process")
+    for side, loads in memory.items():
+        print(f"{side:<22}{judge_memory([load.peak_extra_bytes for load in loads])}")
     if arguments.out:
         times = {state: {side: asdict(timings) for side, timings in sides.items()} for state, sides in results.items()}
-        document = {"machine": describe_machine(), "size_bytes": size_bytes, "times": times}
+        document = {
+            "machine": describe_machine(),
+            "size_bytes": size_bytes,
+            "times": times,
+            "memory": {side: [asdict(load) for load in loads] for side, loads in memory.items()},
+            "argv": sys.argv[1:],
+        }
         arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         print(f"\nraw times: {arguments.out}")
     return 0
 
 
 def print_table(state: str, sides: dict[str, Timings], size_bytes: int) -> None:
-    """Print a line for each side and figure, and the ratio of the medians; above 1 Glowplug takes less time."""
+    """Print a line for each side and figure, and the ratio of loads beside each other with its spread and verdict."""
     print(f"\n{state:<9}{'':<13}{'median':>10}{'fastest':>10}{'slowest':>10}{'GB/s':>8}")
     for figure in ("returned", "touched"):
-        medians = {}
         for side, timings in sides.items():
             times_ns: list[int] = getattr(timings, f"{figure}_ns")
-            medians[side] = statistics.median(times_ns)
-            cells = "".join(f"{value / 1e6:>7.1f} ms" for value in (medians[side], min(times_ns), max(times_ns)))
-            print(f"{figure:<9}{side:<13}{cells}{size_bytes / medians[side]:>8.2f}")
-        print(f"{'':<9}ratio {medians['safetensors'] / medians['glowplug']:.2f}")
+            median_ns = statistics.median(times_ns)
+            cells = "".join(f"{value / 1e6:>7.1f} ms" for value in (median_ns, min(times_ns), max(times_ns)))
+            print(f"{figure:<9}{side:<13}{cells}{size_bytes / median_ns:>8.2f}")
+        ours, theirs = (getattr(sides[side], f"{figure}_ns") for side in ("glowplug", "safetensors"))
+        print(f"{'':<9}ratio {compare(ours, theirs)}")
 
 
 def describe_machine() -> dict[str, str | int | None]:

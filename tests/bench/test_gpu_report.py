@@ -98,9 +98,9 @@ def test_a_cold_load_is_judged_by_the_quicker_raw_read_of_its_own_round() -> Non
     assert cells[4] == "no, but n = 3"
 
 
-@pytest.mark.parametrize(("theirs", "verdict"), [((7.0,) * 5, "no"), ((7.0,) * 4 + (8.1,), "yes")])
-def test_behind_a_peer_is_who_is_slower_in_every_round(theirs: tuple[float, ...], verdict: str) -> None:
-    """One round in which the peer was the slower one puts the difference within the spread."""
+@pytest.mark.parametrize(("theirs", "verdict"), [((7.0,) * 4 + (9.0,), "no"), ((7.0,) * 3 + (8.1,) * 2, "yes")])
+def test_behind_a_peer_is_who_is_slower_in_most_rounds(theirs: tuple[float, ...], verdict: str) -> None:
+    """Four of five are no chance, whatever the fifth says; three of five are within the spread."""
     records = [
         SIZE,
         *loads("cold-peers", "glowplug", {"page_cache": "bypass"}, *[8.0] * 5),
