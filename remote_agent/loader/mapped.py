@@ -1,8 +1,10 @@
 """The CPU's ``mapped`` path: tensors are views over the files themselves.
 
-Maps are private and copy on write, so nothing can reach the file. Every page is brought in
-during the load (the kernel reports a page that can't be read, where touching it would kill the
-process), so a file cut short fails the load by name. A file cut after the load is beyond help.
+Maps are private and copy on write, so nothing can reach the file. Every page that is not in the page
+cache is brought in during the load (the kernel reports a page that can't be read, where touching it
+would kill the process), so a file cut short fails the load by name. Pages that are there enter the page
+tables as they are used, many at once, which takes less than to have the kernel walk them beforehand.
+A file cut after the load is beyond help either way.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from remote_agent.loader.filemap import MADV_POPULATE_READ
 from remote_agent.loader.headers import Header
 from remote_agent.loader.problems import shown
 from remote_agent.loader.progress import Announce, Progress
+from remote_agent.loader.residency import measure_ranges
 from remote_agent.loader.shards import OpenShards
 
 BLOCK_BYTES = 32 << 20
@@ -36,22 +39,28 @@ class MapRefused(Exception):
         self.error = error
 
 
-def map_shards(checkpoint: Checkpoint, shards: OpenShards, progress: Progress, announce: Announce) -> list[mmap.mmap]:
-    """Return one map for each shard with every page of it present.
+def map_shards(
+    checkpoint: Checkpoint, shards: OpenShards, progress: Progress, announce: Announce
+) -> tuple[list[mmap.mmap], int]:
+    """Return one map for each shard with every page of it in memory, and how many bytes were brought in for that.
 
     Raises: MapRefused, LoadError, or what ``progress`` raised.
     """
     total = sum(header.data_bytes for header in checkpoint.shards)
+    brought_in = 0
     maps = [_map(header, descriptor) for header, descriptor in zip(checkpoint.shards, shards.descriptors, strict=True)]
     before = 0
     for shard, (header, content) in enumerate(zip(checkpoint.shards, maps, strict=True)):
         announce(header.path)
+        cached = measure_ranges(header, shards.descriptors[shard])
         for offset in range(0, header.size_bytes, BLOCK_BYTES):
             length = min(BLOCK_BYTES, header.size_bytes - offset)
-            _bring_in(content, shards, shard, header, offset, length)
+            if not cached.has_every_page(offset, length):
+                _bring_in(content, shards, shard, header, offset, length)
+                brought_in += length
             progress(before + max(0, offset + length - header.data_start), total)
         before += header.data_bytes
-    return maps
+    return maps, brought_in
 
 
 def measure_map_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:
