@@ -42,7 +42,7 @@ def describe_machine() -> dict[str, object]:
         "nvidia_smi": _run("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"),
         "nvidia_smi_columns": QUERY,
         "cuda": _run("nvidia-smi", "--version"),
-        "commit": _run("git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"),
+        "commit": _run("git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--verify", "--quiet", "HEAD"),
     }
 
 

@@ -88,7 +88,6 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace, shards: list[Path], children: dict[str, Child]) -> None:
         self.arguments, self.shards, self.children = arguments, shards, children
-        self.deadline = time.monotonic() + arguments.budget_s
         self.size_bytes = sum(shard.stat().st_size for shard in shards)
         self.records: list[Request] = []
         self._file = None if arguments.out is None else (arguments.out / "raw.jsonl").open("a", encoding="utf-8")
@@ -105,8 +104,8 @@ class Bench:
             f"{record.get('part', ''):<11}{record.get('round', ''):>3} {record.get('label', ''):<44}{text}", flush=True
         )
 
-    def has_time(self) -> bool:
-        return time.monotonic() < self.deadline
+    def has_time(self, needed_s: float) -> bool:
+        return time.monotonic() + needed_s < self.arguments.deadline
 
     def loaders(self, part: str) -> list[str]:
         """Return what takes turns in a part: Glowplug, and those of the part's peers that are there."""
@@ -181,11 +180,14 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(DEFAULT_PARTS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--rounds", type=int, default=5, help="loads of each kind (default: 5)")
-    parser.add_argument("--budget-s", type=float, default=225, help="begin no further round after that (default: 225)")
+    parser.add_argument(
+        "--budget-s", type=float, default=225, help="begin no round that would end after that (default: 225)"
+    )
     parser.add_argument("--quick", action="store_true", help="two rounds: a look, no figures")
     arguments = parser.parse_args(argv)
     arguments.rounds = 2 if arguments.quick else arguments.rounds
     arguments.folder = arguments.folder.resolve()
+    arguments.deadline = time.monotonic() + arguments.budget_s
     return arguments
 
 
@@ -201,11 +203,14 @@ def start_children(arguments: argparse.Namespace, stack: ExitStack) -> tuple[dic
 
 def rounds_of(bench: Bench) -> Iterator[int]:
     """Yield the numbers of the rounds that there is time for; the first two always are."""
+    longest_s = 0.0
     for number in range(bench.arguments.rounds):
-        if number >= 2 and not bench.has_time():
-            print(f"stopped after {number} rounds: {bench.arguments.budget_s:g} s are over", flush=True)
+        if number >= 2 and not bench.has_time(longest_s):
+            print(f"stopped after {number} rounds: another would end after {bench.arguments.budget_s:g} s", flush=True)
             return
+        begun = time.monotonic()
         yield number
+        longest_s = max(longest_s, time.monotonic() - begun)
 
 
 def turned(items: list[Any], number: int) -> list[Any]:

@@ -108,11 +108,15 @@ def _judge(part: Part, folder: Path, code: int | None, data: object, seconds: fl
     if code == 0 and (data is not None or part.result is None):
         return {"status": "done", "reason": None}
     last = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-    problems = data.get("problems") if isinstance(data, Mapping) else None
-    said = problems[0] if problems else last[0] if last else "no word"
+    if isinstance(data, Mapping):
+        told = data.get("problems") or []
+    else:
+        errors = sorted((one for one in data or () if one.get("error")), key=lambda one: one.get("part") == "absent")
+        told = [f"{one.get('label')}: {one['error']}" for one in errors]  # what is not installed comes last
+    said = [*map(str, told), *last, "no word"][0]
     return {
         "status": "failed",
-        "reason": f"exit {code}{', no result' if data is None and part.result else ''}: {said[:300]}",
+        "reason": f"exit {code}{', no result' if data is None and part.result else ''}: {' '.join(said.split())[:300]}",
     }
 
 

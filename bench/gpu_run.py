@@ -58,7 +58,9 @@ def main(argv: list[str], parts: Sequence[Part] = PARTS, making: Part = MAKING) 
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
     command = ["python", "-m", "bench", "gpu", *argv]
-    document: dict[str, Any] = {"machine": describe_machine(), "command": command, "model": None, "parts": {}}
+    machine = describe_machine()
+    machine["commit"] = machine["commit"] or arguments.commit
+    document: dict[str, Any] = {"machine": machine, "command": command, "model": None, "parts": {}}
     results = Results(arguments.out, document)
     with tempfile.TemporaryDirectory(prefix="glowplug-bench-", dir=arguments.scratch) as scratch:
         model = find_model(arguments.model, making, Path(scratch), results, deadline)
@@ -79,6 +81,7 @@ def parse_arguments(argv: list[str], parts: Sequence[Part]) -> argparse.Namespac
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()), help="folder for what is written")
     parser.add_argument("--budget-s", type=float, default=1500, help="seconds for everything (default: 1500)")
     parser.add_argument("--parts", nargs="+", choices=names, default=names, metavar="PART", help=" ".join(names))
+    parser.add_argument("--commit", help="which commit this is, where git can't tell")
     arguments = parser.parse_args(argv)
     arguments.out, arguments.scratch = arguments.out.resolve(), arguments.scratch.resolve()
     arguments.model = (arguments.model or arguments.scratch / MODEL).resolve()

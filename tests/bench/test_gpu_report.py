@@ -87,6 +87,15 @@ def test_more_threads_than_allowed_do_not_reach_it() -> None:
     assert row(render([run(warm=warm)]), "page cache → GPU, ≤ 6 threads")[-2:] == ["0.95 7 threads", "no"]
 
 
+def test_bytes_that_differ_reach_nothing() -> None:
+    """However quick they came: the number of tensors that are wrong stands in the row."""
+    warm = [SIZE, PINNED, *loads("warm", "glowplug", {"path": "auto"}, *[0.21] * 5, differing=3)]
+
+    cells = row(render([run(warm=warm)]), "page cache → GPU, ≤ 6 threads")
+
+    assert cells[-2:] == ["0.95 **3 tensors differ**", "no"]
+
+
 def test_a_cold_load_is_judged_by_the_quicker_raw_read_of_its_own_round() -> None:
     """A disk that is twice as slow in one round is so for both: each pair has its ratio, the median counts."""
     raw = [{"part": "cold-peers", "loader": "raw", "round": n, "seconds": s} for n in range(3) for s in (8.0 + n, 20.0)]

@@ -45,6 +45,33 @@ def test_a_part_that_crashes_costs_no_other_part(tmp_path: Path) -> None:
     assert {"machine", "command"} <= set(kept)
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('import sys; print(\'{"problems": ["tokens differ"]}\'); sys.exit(1)', "exit 1: tokens differ"),
+        ("import os; os.abort()", "exit -6, no result: no word"),
+    ],
+)
+def test_a_part_says_itself_what_did_not_hold(tmp_path: Path, source: str, words: str) -> None:
+    """Its own list of problems goes before what happens to stand on stderr; a death by signal is its number."""
+    _, kept = run(tmp_path, python("part", source))
+
+    assert kept["parts"]["part"]["reason"] == words
+
+
+def test_a_part_s_records_say_what_went_wrong(tmp_path: Path) -> None:
+    """An error among them is the reason, with the label of what had it."""
+    source = """
+import sys
+open(sys.argv[2] + '/r.jsonl', 'w').write('{"label": "ours"}\\n{"label": "theirs", "error": "no GPU"}\\n')
+sys.exit(1)
+"""
+
+    _, kept = run(tmp_path, python("part", source, result="r.jsonl"))
+
+    assert kept["parts"]["part"]["reason"] == "exit 1: theirs: no GPU"
+
+
 def test_a_part_that_is_late_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     """It is interrupted first, so that it can clean up, and its child is gone as well."""
     source = """
