@@ -1,7 +1,8 @@
 """``python -m bench``: how the loader compares with safetensors on this CPU; ``--out FILE`` keeps the raw times.
 
 On a GPU host ``python -m bench gpu`` measures everything that docs/performance.md shows, ``gpu-load FOLDER`` the loader
-and its peers alone; ``gpu-report OUT …`` renders what ``gpu`` kept.
+and its peers alone; ``gpu-report OUT …`` renders what ``gpu`` kept. ``folios`` shows how quick a file is read again, by
+the way in which it got into the page cache.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
 
 FEWEST = 5
 MEMORY_LOADS = 3
-ELSEWHERE = {"gpu": "bench.gpu_run", "gpu-load": "bench.gpu_loader", "gpu-report": "bench.gpu_report"}
+ELSEWHERE = {
+    "folios": "bench.folios",
+    "gpu": "bench.gpu_run",
+    "gpu-load": "bench.gpu_loader",
+    "gpu-report": "bench.gpu_report",
+}
 """Commands that are modules of their own."""
 
 

@@ -5,6 +5,8 @@ its first load, which is not counted. ``warm`` has the files in the page cache, 
 load; a cold round reads the disk raw as well, so that each load stands beside what the disk gave just then.
 ``--parts peers cold-peers`` measures the other loaders that this Python has, in the same rounds as this one, and
 ``--parts sweep`` threads, buffers and registrations. Cold, ``page_cache=bypass`` is the path ``direct``.
+``--parts host`` has a process keep the shards registered, as tier ``host`` does, and loads from there in turns with
+the pinned ceiling: the whole load, with memory, views and checks of the files, and its copies alone.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ COLD_PEERS = (
 """Each library by what it has for the case; `bench.peers` says what that is."""
 PEERS_OF = {"peers": WARM_PEERS, "cold-peers": COLD_PEERS}
 PEERS = tuple(dict.fromkeys(WARM_PEERS + COLD_PEERS))
-PARTS = ("warm", "cold", "peers", "cold-peers", "sweep", "cold-sweep")
+PARTS = ("warm", "cold", "host", "peers", "cold-peers", "sweep", "cold-sweep")
 DEFAULT_PARTS = ("warm", "cold")
+HOST, HOST_ROUNDS = "glowplug-host", 9
 MIB = 1 << 20
 
 WARM = ({"path": "auto"}, {"path": "mapped"}, {"path": "staged"})
@@ -168,7 +171,7 @@ def main(argv: list[str]) -> int:
     print("\n" + table)
     if arguments.out is not None:
         (arguments.out / "table.md").write_text(table, encoding="utf-8")
-    ours = [record for record in bench.records if record.get("loader") == "glowplug"]
+    ours = [record for record in bench.records if record.get("loader") in ("glowplug", HOST)]
     return int(any("error" in record or record.get("differing") for record in ours))
 
 
@@ -179,7 +182,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(DEFAULT_PARTS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=5, help="loads of each kind (default: 5)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help=f"loads of each kind (default: 5; host: at least {HOST_ROUNDS})"
+    )
     parser.add_argument(
         "--budget-s", type=float, default=225, help="begin no round that would end after that (default: 225)"
     )
@@ -201,10 +206,10 @@ def start_children(arguments: argparse.Namespace, stack: ExitStack) -> tuple[dic
     return ready, {name: answer["error"] for name, answer in answers.items() if "error" in answer}
 
 
-def rounds_of(bench: Bench) -> Iterator[int]:
+def rounds_of(bench: Bench, at_least: int = 0) -> Iterator[int]:
     """Yield the numbers of the rounds that there is time for; the first two always are."""
     longest_s = 0.0
-    for number in range(bench.arguments.rounds):
+    for number in range(bench.arguments.rounds if bench.arguments.quick else max(bench.arguments.rounds, at_least)):
         if number >= 2 and not bench.has_time(longest_s):
             print(f"stopped after {number} rounds: another would end after {bench.arguments.budget_s:g} s", flush=True)
             return
@@ -232,6 +237,27 @@ def run_cold(bench: Bench) -> None:
         bench.read_raw("cold", number)
         for request in turned(list(COLD), number):
             bench.load("cold", number, "glowplug", request, is_cold=True)
+
+
+def run_host(bench: Bench) -> None:
+    """Loads from shards that a process of its own keeps registered, each behind a look at the ceiling."""
+    if bench.arguments.device == "cpu":
+        print("host: a CPU has nothing to register with", flush=True)
+        return
+    fill_page_cache(bench.shards)
+    with Child(HOST, bench.arguments.folder, bench.arguments.device) as child:
+        answer = child.answer()
+        if "error" in answer:
+            bench.keep(part="host", round=0, loader=HOST, label=HOST, error=answer["error"])
+            return
+        bench.children[HOST] = child
+        for number in rounds_of(bench, HOST_ROUNDS):
+            bench.ceiling("host")
+            bench.load("host", number, HOST, {}, is_cold=False)
+            steps = bench.records[-1].get("steps_ns", {})
+            if "move" in steps:
+                bench.keep(part="host", round=number, label=f"{HOST}: copies alone", seconds=steps["move"] / 1e9)
+        del bench.children[HOST]
 
 
 def run_peers(bench: Bench) -> None:
@@ -294,6 +320,7 @@ def sweep(bench: Bench, part: str, requests: list[Request], is_cold: bool) -> No
 RUN = {
     "warm": run_warm,
     "cold": run_cold,
+    "host": run_host,
     "peers": run_peers,
     "cold-peers": run_cold_peers,
     "sweep": run_sweep,

@@ -46,6 +46,7 @@ def loading(name: str, least_s: float, most_s: float) -> Part:
 PARTS = (
     Part("ceilings", ("-m", "bench.gpu_ceilings", "{model}", "--budget-s", "{seconds}"), 30, 120),
     loading("warm", 45, 120),
+    loading("host", 45, 120),
     Part("pipeline", ("bench/gpu_pipeline.py", "{model}", "--out", "{out}/r.json", "--no-cold"), 90, 300, "r.json"),
     Part("compile", ("bench/gpu_compile.py", "{model}", "--graphs", "0"), 90, 240),
     loading("peers", 90, 400),

@@ -45,21 +45,26 @@ class Row:
     measure: Callable[[Parts], Measured | None]
 
 
-def of_ceiling(what: str, part: str, request: Request | None, least: float, threads_max: int | None = None) -> Row:
+def of_ceiling(
+    what: str,
+    part: str,
+    request: Request | None,
+    least: float,
+    threads_max: int | None = None,
+    loader: str = "glowplug",
+) -> Row:
     """Return the row of loads from memory, judged by their share of the pinned copies that ``part`` measured."""
 
     def measure(parts: Parts) -> Measured | None:
         records = parts.get(part, ())
-        times = seconds(records, "glowplug", request)
+        times = seconds(records, loader, request)
         ceilings = [record["ceiling_bytes_s"] for record in records if record.get("label") == CEILING]
         if not times or not ceilings:
             return None
         ceiling = statistics.median(ceilings)
         share = model_bytes(records) / statistics.median(times) / ceiling
-        used = max(
-            (one["threads"] for one in records if is_of(one, "glowplug", request) and "threads" in one), default=0
-        )
-        wrong = misfit(records, request)
+        used = max((one["threads"] for one in records if is_of(one, loader, request) and "threads" in one), default=0)
+        wrong = misfit(records, loader, request)
         reached = share >= least and (threads_max is None or used <= threads_max) and not wrong
         note = wrong or (f"{used} threads" if used else "")
         return Measured(times, "s", reached, f"{ceiling / 1e9:.1f} GB/s pinned", f"{share:.2f}", note)
@@ -77,7 +82,10 @@ def of_raw_read(page_cache: str, least: float) -> Row:
         if not pairs:
             return None
         shares = [raw / ours for ours, raw in pairs]
-        ceiling, wrong = f"{statistics.median(raw for _, raw in pairs):.2f} s raw read", misfit(records, request)
+        ceiling, wrong = (
+            f"{statistics.median(raw for _, raw in pairs):.2f} s raw read",
+            misfit(records, "glowplug", request),
+        )
         reached = statistics.median(shares) >= least and not wrong
         return Measured(times, "s", reached, ceiling, spread(shares, "", 2), wrong)
 
@@ -96,7 +104,7 @@ def beside_peers(page_cache: str) -> Row:
         if not times or not ratios:
             return None
         nearest = min(ratios, key=lambda peer: statistics.median(ratios[peer]))
-        reached = not misfit(records, request) and not any(is_behind(found) for found in ratios.values())
+        reached = not misfit(records, "glowplug", request) and not any(is_behind(found) for found in ratios.values())
         return Measured(times, "s", reached, nearest, spread(ratios[nearest], "", 2), "its time ÷ ours")
 
     return Row(f"the same, `page_cache={page_cache}`, beside every peer", "not behind any beyond the spread", measure)
@@ -123,9 +131,9 @@ def loads(records: Records, loader: str, request: Request | None = None) -> Reco
     return [one for one in records if is_of(one, loader, request) and "seconds" in one and one["part"] != "check"]
 
 
-def misfit(records: Records, request: Request | None) -> str:
-    """Return how many tensors of Glowplug's checked loads were not safetensors': speed counts for equal bytes alone."""
-    checks = [one.get("differing", 0) for one in records if is_of(one, "glowplug", request) and one["part"] == "check"]
+def misfit(records: Records, loader: str, request: Request | None) -> str:
+    """Return how many tensors of a loader's checked loads were not safetensors': speed counts for equal bytes alone."""
+    checks = [one.get("differing", 0) for one in records if is_of(one, loader, request) and one["part"] == "check"]
     return f"**{max(checks)} tensors differ**" if any(checks) else ""
 
 
@@ -211,7 +219,7 @@ def told(name: str) -> Callable[[Parts], Sequence[float]]:
 ROWS = (
     of_ceiling("page cache → GPU, ≤ 6 threads", "warm", {"path": "auto"}, 0.90, threads_max=6),
     of_ceiling("page cache → GPU, `staged` alone", "warm", {"path": "staged"}, 0.80),
-    of_ceiling("`host` tier → GPU", "host", None, 0.98),
+    of_ceiling("`host` tier → GPU", "host", None, 0.98, loader="glowplug-host"),
     of_raw_read("keep", 0.95),
     of_raw_read("bypass", 0.95),
     beside_peers("keep"),

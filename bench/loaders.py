@@ -25,6 +25,7 @@ import torch
 from bench.peers import PEERS, Load, Tensors
 from remote_agent.devices.cuda import CudaDevice
 from remote_agent.loader.limits import Cut, LoaderLimits
+from remote_agent.loader.outcome import Loaded
 from remote_agent.loader.ring import PinnedRing
 
 PINNED_BYTES = 1 << 30
@@ -150,12 +151,7 @@ def use_glowplug(folder: Path, shards: list[Path], device: str) -> Load:
         progress = partial(note_threads, threads) if request.get("check") else (lambda done, total: None)
         loaded = load(inspect(folder), opened, policy, progress=progress, settles_later=True)
         stack.callback(loaded.settle)
-        figures = {
-            "path": loaded.path, "reason": loaded.reason, "load_s": loaded.duration_ns / 1e9, "bytes": loaded.bytes,
-            "ceiling_bytes_s": loaded.ceiling_bytes_s, "steps_ns": loaded.steps, "counters": loaded.counters,
-            **({"threads": max(threads)} if threads else {}),
-        }  # fmt: skip
-        return loaded.tensors, figures
+        return loaded.tensors, {**figures_of(loaded), **({"threads": max(threads)} if threads else {})}
 
     def call_with_limits(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
         if isinstance(opened, SweptDevice):
@@ -170,6 +166,38 @@ def note_threads(found: list[int], done: int, total: int) -> None:
     found.append(sum(thread.name.startswith("load-") for thread in threading.enumerate()))
 
 
+def use_host(folder: Path, shards: list[Path], device: str) -> Load:
+    """Every shard is registered when this returns; loads copy from there, as a run does that starts from ``host``."""
+    from remote_agent.devices import open_device
+    from remote_agent.loader.checkpoint import inspect
+    from remote_agent.loader.load import load
+    from remote_agent.loader.registrations import register_all
+    from remote_agent.loader.shards import OpenShards
+    from remote_agent.protocol.messages import WeightsPolicy
+
+    opened = open_device(device)
+    assert isinstance(opened, CudaDevice)
+    opened.initialise()
+    opened.open_context()
+    headers = inspect(folder).shards
+    with OpenShards(headers) as files:
+        step_bytes = opened.ring.limits.registration_bytes
+        kept = register_all(headers, files, opened.runtime, step_bytes, lambda done, total: None, lambda path: None)
+
+    def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
+        loaded = load(inspect(folder), opened, WeightsPolicy(), progress=lambda done, total: None, registered=kept)
+        return loaded.tensors, figures_of(loaded)
+
+    return call
+
+
+def figures_of(loaded: Loaded) -> dict[str, Any]:
+    return {
+        "path": loaded.path, "reason": loaded.reason, "load_s": loaded.duration_ns / 1e9, "bytes": loaded.bytes,
+        "ceiling_bytes_s": loaded.ceiling_bytes_s, "steps_ns": loaded.steps, "counters": loaded.counters,
+    }  # fmt: skip
+
+
 def read_limits(given: dict[str, Any] | None) -> LoaderLimits | None:
     """Return limits from JSON: a cut is ``[threads, depth, buffer_bytes]``; None leaves the loader's own."""
     if given is None:
@@ -177,7 +205,11 @@ def read_limits(given: dict[str, Any] | None) -> LoaderLimits | None:
     return LoaderLimits(**{name: Cut(*value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-LOADERS: dict[str, Callable[[Path, list[Path], str], Load]] = {"glowplug": use_glowplug, **PEERS}
+LOADERS: dict[str, Callable[[Path, list[Path], str], Load]] = {
+    "glowplug": use_glowplug,
+    "glowplug-host": use_host,
+    **PEERS,
+}
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ tags = ["k8s"]
 model = { path = "/models/llama-2-7b" }
 dtype = "bfloat16"
 devices = ["auto"]              # auto, all, cpu, cuda:N or GPU UUIDs
-target_tier = "standby"         # or resident: the weights alone stay, and need no process
+target_tier = "standby"         # or resident: the weights alone stay, and need no process; cached, host: see below
 
 [recipes.llama.request]
 kind = "generate"
@@ -51,6 +51,11 @@ mode = "off"                    # off, layer or model
 
 [recipes.llama.deadlines]       # seconds a stage
 weights = 600
+
+[recipes.llama-files]           # before traffic shifts: no GPU is touched
+model = { path = "/models/llama-2-7b" }
+target_tier = "cached"          # in the page cache; or host: registered with a GPU, for the next run of the model
+hold = { lock = true }          # with cached: a small process locks the pages until it is released
 
 [recipes.embed]
 model = { path = "/models/all-minilm-l6-v2" }

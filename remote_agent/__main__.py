@@ -38,6 +38,7 @@ CHILDREN = {
     "sampler": "remote_agent.sampler",
     "zygote": "remote_agent.zygote",
     "worker": "remote_agent.worker",
+    "cacher": "remote_agent.pagecache.process",
     "preflight-child": "remote_agent.pipeline.preflight",
 }
 """Processes the agent starts itself."""

@@ -35,11 +35,10 @@ def find_cache_problem(directory: Path) -> str | None:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = directory.stat()
-        if status.st_uid not in (os.geteuid(), 0):
-            return f"{directory}: belongs to uid {status.st_uid}, not to uid {os.geteuid()}; its entries run as code"
-        if status.st_mode & stat.S_IWOTH:
-            return f"{directory}: everybody may write there (mode {stat.S_IMODE(status.st_mode):o})"
+        for folder in (directory, *(entry for entry in directory.iterdir() if entry.is_dir())):
+            problem = _find_stranger(folder)
+            if problem is not None:
+                return problem
         free = _free_bytes(directory)
         if free < MIN_FREE_BYTES:
             return f"{directory}: {free >> 20} MiB free, under the {MIN_FREE_BYTES >> 20} MiB that a compile may need"
@@ -91,6 +90,16 @@ def put_back(directory: Path, folders: Iterable[str]) -> None:
         (directory / ASIDE / folder).replace(directory / folder)
 
 
+def _find_stranger(folder: Path) -> str | None:
+    """Say who else could put entries there. Raises: OSError"""
+    status = folder.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{folder}: belongs to uid {status.st_uid}, not to uid {os.geteuid()}; its entries run as code"
+    if status.st_mode & stat.S_IWOTH:
+        return f"{folder}: everybody may write there (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
 def _free_bytes(directory: Path) -> int:
     space = os.statvfs(directory)
     if space.f_files and not space.f_favail:
@@ -113,4 +122,6 @@ def _probe_by_use(directory: Path) -> str | None:
 def _explain(error: OSError) -> str:
     if error.errno == errno.EDQUOT:
         return "the disk quota is used up"
+    if error.errno == errno.EEXIST:  # mkdir's word for it, with nothing that could be used there
+        return "is a file, or a link that leads nowhere, not a directory"
     return error.strerror or str(error)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from remote_agent.compile_keys import Key, digest_key
+from remote_agent.compile_keys import DIGEST_DIGITS, Key, digest_key
 
 RECORDS = "records"
 FUNCTIONS = "functions"
@@ -25,6 +27,8 @@ FORMAT = 1
 MAX_RECORDS = 32
 MAX_RECORD_BYTES = 1 << 20
 MAX_OBJECTS = 4096
+
+_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_DIGITS}}}\.json")
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,16 @@ def describe_files(root: Path, paths: tuple[Path, ...]) -> tuple[CachedFile, ...
 def _list_newest(root: Path) -> list[Path]:
     found: list[tuple[float, Path]] = []
     try:
-        for entry in os.scandir(root / RECORDS):
-            if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
-                found.append((entry.stat().st_mtime, Path(entry.path)))
+        names = os.listdir(root / RECORDS)  # noqa: PTH208 - one that goes meanwhile must not hide the others
     except OSError:
-        pass
+        return []
+    for path in (root / RECORDS / name for name in names if _NAME.fullmatch(name)):
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found.append((status.st_mtime, path))
     return [path for _, path in sorted(found, key=lambda one: (-one[0], one[1].name))]
 
 
@@ -140,7 +149,7 @@ def _parse_files(content: Any) -> tuple[CachedFile, ...]:
         raise ValueError("no list of files")
     files = tuple(CachedFile(**entry) for entry in content)
     for file in files:
-        path = PurePosixPath(file.path)
+        path = PurePosixPath(os.fsdecode(os.fsencode(file.path)))  # half a surrogate pair is no file's name
         if path.is_absolute() or ".." in path.parts or "\0" in file.path or not isinstance(file.size_bytes, int):
             raise ValueError("a file outside the cache")
     return files

@@ -27,6 +27,11 @@ def recipe_hash(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def model_hash(recipe: Recipe) -> str:
+    """Return 16 hex digits that recipes have in common which load the same files, whatever they make of them."""
+    return hashlib.sha256(json.dumps(encode(recipe.model), sort_keys=True).encode()).hexdigest()[:16]
+
+
 def read_recipe(path: Path) -> Recipe:
     """Return the recipe in a ``.toml`` or ``.json`` file; its name defaults to the file's.
 

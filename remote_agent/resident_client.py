@@ -31,6 +31,7 @@ from remote_agent.errors import (
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.loader.load import load as load_checkpoint
+from remote_agent.loader.problems import shown
 from remote_agent.protocol.internal import Manifest
 from remote_agent.protocol.messages import WeightsPolicy
 from remote_agent.resident.gpu_memory import GpuSpace
@@ -89,7 +90,7 @@ def attach(
     load: bool = False,
     fallback: AnyPath | None = None,
 ) -> Attached:
-    """Return the tensors of a resident model; nothing is copied but those named ``private``, which may be written.
+    """Return the tensors of a resident model; nothing is copied but what ``private`` names, to be written.
 
     ``model``: a recipe's name, the model's path, or the resident's own name. ``device``: ``cpu``, ``cuda:N`` as this
     process counts, or a UUID; needed where a model is resident on several. ``verify``: compare a sampled checksum.
@@ -103,14 +104,15 @@ def attach(
         Path(socket) if socket is not None else StateDir(Path(state_dir) if state_dir else default_root(os.environ))
     )
     wanted = None if device is None else _uuid_of(device)
+    instead = model if load and fallback is None else fallback
     try:
-        found = _attach(address, os.fspath(model), wanted, verify)
+        return _with_private(_attach(address, os.fspath(model), wanted, verify), private)
     except (NotResidentError, ResidentLostError) as error:
-        instead = model if load and fallback is None else fallback
         if instead is None:
             raise
-        found = _load(Path(instead), device, str(error))
-    return _with_private(found, private)
+        reason = str(error)
+    # Not while the error is handled: its traceback keeps memory that was lost mapped, beside what is loaded.
+    return _with_private(_load(Path(instead), device, reason), private)
 
 
 def _attach(address: KeeperAddress, model: str, device: str | None, verify: bool) -> Attached:
@@ -143,7 +145,7 @@ def _find(address: KeeperAddress, model: str, device: str | None) -> ReadManifes
 
 
 def _manifests(address: KeeperAddress) -> tuple[list[ReadManifest], list[str]]:
-    """Return every resident's manifest, and why others can't be read; one that goes meanwhile is nobody's model."""
+    """Return every resident's manifest, and why others can't be used; one that goes meanwhile is nobody's model."""
     try:
         names = [one.name for one in list_residents(address)]
     except KeeperGoneError as error:
@@ -155,13 +157,16 @@ def _manifests(address: KeeperAddress) -> tuple[list[ReadManifest], list[str]]:
         except KeeperRefusedError:
             continue
         try:
-            found.append(read_manifest(reply.descriptors[0]))
+            manifest = read_manifest(reply.descriptors[0])
         except ResidentLostError as error:
             unusable.append(f"{name} can't be used: {error}")
-        except IndexError:
-            unusable.append(f"{name} can't be used: the keeper shows no manifest")
+            continue
         finally:
             reply.close()
+        if manifest.manifest.name == name:
+            found.append(manifest)
+        else:
+            unusable.append(f"{name} can't be used: its manifest is of {shown(manifest.manifest.name, 200)}")
     return found, unusable
 
 
@@ -174,7 +179,7 @@ def _is_called(manifest: Manifest, model: str) -> bool:
 def _absolute(path: str) -> Path:
     try:
         return Path(path).expanduser().resolve()
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, ValueError):
         return Path(path)
 
 
@@ -220,7 +225,7 @@ def _load(path: Path, device: str | None, reason: str) -> Attached:
 
 
 def _with_private(found: Attached, private: Iterable[str]) -> Attached:
-    names = tuple(private)
+    names = (private,) if isinstance(private, str) else tuple(private)
     tensors = dict(found.tensors)
     unknown = [name for name in names if name not in tensors]
     if unknown:

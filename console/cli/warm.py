@@ -30,6 +30,9 @@ def command(
     The exact nodes are named first. On a terminal you are asked when a tag or a
     pattern chose them. Each stage is told on stderr as it ends; the runs stand on stdout.
 
+    How far a run goes is the recipe's target_tier: cached (files in the page cache),
+    host (registered with a GPU), resident (weights in memory), standby (ready to answer).
+
     Ctrl-C stops watching, not the runs: they go on on their hosts, and how to end
     them is said. What still waited here for a place is not started.
 

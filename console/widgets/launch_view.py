@@ -6,7 +6,7 @@ from console.format import duration_text, short_uid
 from console.state import NodeState
 from console.widgets.node_view import Status, node_status
 from console.widgets.paint import Line, Moment, Piece
-from remote_agent.protocol.messages import Recipe
+from remote_agent.protocol.messages import Recipe, Tier
 from remote_agent.recipe import recipe_hash
 
 
@@ -28,7 +28,11 @@ def recipe_lines(recipe: Recipe) -> list[Line]:
             else f"{request.kind}, {request.prompt_tokens} tokens",
         ),
         ("deadlines", ", ".join(f"{stage} {limit_s:g} s" for stage, limit_s in recipe.deadlines.items())),
-        ("hold", f"{recipe.hold.ttl_s:g} s" if recipe.hold.ttl_s else "until released"),
+        (
+            "hold",
+            (f"{recipe.hold.ttl_s:g} s" if recipe.hold.ttl_s else "until released")
+            + (", pages locked" if recipe.hold.lock else ""),
+        ),
         ("code", "the checkpoint's own code is trusted" if recipe.trust_remote_code else ""),
         ("hash", recipe_hash(recipe)),
     ]
@@ -44,7 +48,11 @@ def node_choice(state: NodeState, recipe: Recipe | None) -> Line:
     if recipe is None:
         return tuple(pieces)
     wanted = recipe_hash(recipe)
-    warm = [resident for resident in state.residents or () if resident.recipe == recipe.name]
+    warm = [
+        one
+        for one in state.residents or ()
+        if one.recipe == recipe.name or (one.model == recipe.model.path and one.tier in (Tier.CACHED, Tier.HOST))
+    ]
     if warm:
         pieces.append((f"  {warm[0].tier.value} already", "ready"))
     if state.recipes and recipe.name not in state.recipes:

@@ -129,8 +129,21 @@ def tiers_of(state: NodeState) -> tuple[tuple[str, str, str], ...]:
     for resident in state.residents:
         by_recipe.setdefault(resident.recipe, resident)
     warm = [(recipe, resident.tier.value, "ready") for recipe, resident in by_recipe.items()]
-    rest = [(recipe, "cold", "muted") for recipe in state.recipes if recipe not in by_recipe]
+    left = _left_cached(state)
+    if left is not None and left not in by_recipe and left not in state.recipes:
+        warm.append((left, Tier.CACHED.value, "muted"))
+    rest = [
+        (recipe, Tier.CACHED.value if recipe == left else Tier.COLD.value, "muted")
+        for recipe in state.recipes
+        if recipe not in by_recipe
+    ]
     return (*warm, *rest)
+
+
+def _left_cached(state: NodeState) -> str | None:
+    """Return the recipe of the shown run if all it left is what the kernel keeps for as long as it likes."""
+    run = state.run
+    return run.recipe if run is not None and run.state is RunState.READY and run.tier_to is Tier.CACHED else None
 
 
 def next_start_ns(state: NodeState) -> int | None:
@@ -138,9 +151,15 @@ def next_start_ns(state: NodeState) -> int | None:
     run = state.run
     if run is None or not state.is_known:
         return None
-    tiers = [resident.tier for resident in state.residents or () if resident.recipe == run.recipe]
-    known = state.baselines.get((run.recipe_hash, tiers[0] if tiers else Tier.COLD))
+    held = [one.tier for one in state.residents or () if one.recipe == run.recipe or _is_shared(one, run)]
+    left = Tier.CACHED if _left_cached(state) else Tier.COLD
+    known = state.baselines.get((run.recipe_hash, max([left, *held], key=list(Tier).index)))
     return known.wall_ns if known is not None else None
+
+
+def _is_shared(resident: Resident, run: RunView) -> bool:
+    """Whether what is held serves any recipe of the run's model: its files' bytes, and nothing made of them."""
+    return resident.model == run.model and resident.tier in (Tier.CACHED, Tier.HOST)
 
 
 def advice(failure: Failure | None, moment: Moment, *, is_open: bool = False) -> str:

@@ -11,7 +11,7 @@ from console.widgets.paint import Line, Moment, Piece, choose, fit
 from console.widgets.stage_view import stage_progress_line, stage_rate_line
 from console.widgets.strip import stage_strip
 from console.widgets.wrap import wrap
-from remote_agent.protocol.messages import RunState
+from remote_agent.protocol.messages import RunState, Tier
 
 BODY_LINES = 4
 BLANK: Line = ()
@@ -136,7 +136,8 @@ def _resting(state: NodeState, width: int, moment: Moment) -> list[Line]:
 def _last_words(run: RunView, *, is_warm: bool) -> Line:
     wall = duration_text(run.wall_ns) if run.wall_ns is not None else "?"
     if run.state is RunState.READY:
-        return ("last ", "muted"), (wall, "text"), ("" if is_warm else ", since released", "muted")
+        left = ", left in the page cache" if run.tier_to is Tier.CACHED else ", since released"
+        return ("last ", "muted"), (wall, "text"), ("" if is_warm else left, "muted")
     word = run_word(run.state.value, is_known=True)[0].split()[-1]
     return ("last ", "muted"), (run.recipe, "text"), (f" {word} after {wall}", "muted")
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remote_agent.errors import StageError
+from remote_agent.loader.problems import gigabytes
 from remote_agent.protocol.internal import SamplerReport
-from remote_agent.protocol.messages import Failure, Gpu, Resident
+from remote_agent.protocol.messages import Failure, Gpu, Resident, Tier
 
 CPU = "cpu"
 
@@ -65,7 +66,7 @@ def device_memory(
     device: str, report: SamplerReport | None, host_available_bytes: int, residents: Iterable[Resident]
 ) -> Memory:
     """Return what is free on a device; for the CPU and for unified memory that is the host's."""
-    ours = [resident for resident in residents if resident.device == device]
+    ours = [resident for resident in residents if _lies_on(resident) == device]
     # What descriptors hold has no process, and nvidia-smi shows none.
     by = {r: "descriptors" if r.pid is None else f"process {r.pid}" for r in ours}
     holders = [f"{r.recipe} of {r.owner} ({gigabytes(r.bytes)}, {by[r]})" for r in ours]
@@ -82,6 +83,11 @@ def device_memory(
     return Memory(max(0, gpu.memory_total_bytes - gpu.memory_used_bytes), tuple(holders))
 
 
+def _lies_on(resident: Resident) -> str:
+    """Return whose memory a resident's bytes take: shards that are cached or registered are the host's."""
+    return CPU if resident.tier in (Tier.CACHED, Tier.HOST) else resident.device
+
+
 def check_memory(device: str, needed_bytes: int, memory: Memory) -> None:
     """Raises: StageError ``no_memory`` with what is needed, what is free and who holds the rest."""
     if memory.free_bytes is None or needed_bytes <= memory.free_bytes:
@@ -89,10 +95,6 @@ def check_memory(device: str, needed_bytes: int, memory: Memory) -> None:
     held = "; held by " + ", ".join(memory.holders) if memory.holders else ""
     detail = f"{device}: needs {gigabytes(needed_bytes)}, free are {gigabytes(memory.free_bytes)}{held}"
     raise StageError(Failure("no_memory", detail, "preflight"))
-
-
-def gigabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 10**7 else f"{size_bytes} bytes"
 
 
 class Slots:

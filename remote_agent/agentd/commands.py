@@ -11,7 +11,7 @@ from pathlib import Path
 from remote_agent.agentd.launch import agent_command
 from remote_agent.agentd.reaper import CHANNEL_FD
 
-BARE = {"preflight-child"}
+BARE = {"preflight-child", "cacher"}
 """Verbs that need the standard library alone: without ``site`` they start in a fraction of the time."""
 
 

@@ -25,7 +25,7 @@ from remote_agent.protocol.internal import (
     WorkerReady,
     WorkerStage,
 )
-from remote_agent.protocol.messages import Failure
+from remote_agent.protocol.messages import Failure, Tier
 
 
 class Crew:
@@ -68,7 +68,8 @@ class Crew:
     async def start_worker(self, order: Order) -> None:
         """Start the worker of one device; what it reports goes to the run from then on. Raises: StageError"""
         asked_mono_ns = time.monotonic_ns()
-        self._board.begin("init", order.device, asked_mono_ns)
+        if order.recipe.needs_device:
+            self._board.begin("init", order.device, asked_mono_ns)
         try:
             worker = await self._services.workers.start(order, asked_mono_ns)
         except SpawnError as error:
@@ -85,6 +86,12 @@ class Crew:
         """Return whether living standbys hold exactly these files."""
         fits = (worker.is_alive and worker.shards == tuple(shards) for worker in self._borrowed.values())
         return bool(self._borrowed) and all(fits)
+
+    def tier_held(self, shards: Sequence[ShardIdentity]) -> Tier | None:
+        """Return what living processes hold of exactly these files for this run, if anything."""
+        if not self.has_standbys(shards):
+            return None
+        return self._services.residents.tier_of(next(iter(self._borrowed.values())))
 
     async def use_standbys_or_start(self, orders: Sequence[Order], shards: Sequence[ShardIdentity]) -> None:
         """Give the standbys this run's job, or replace them where their files are no longer these.
@@ -105,12 +112,12 @@ class Crew:
 
     def send_go(self, shards: tuple[ShardIdentity, ...], residents: Mapping[str, str]) -> None:
         """Let every worker go on. ``residents``: by device, what the keeper calls these files' weights there."""
-        kept = self._services.residents.kept
+        kept, registered_bytes = self._services.residents.kept, self._services.residents.registered_bytes(shards)
         for device, worker in self._workers.items():
             name = residents[device]
             kept.expect(name, self._run_uid)
             worker.shards = shards
-            worker.send(WorkerGo(shards, name, kept.has(name)))
+            worker.send(WorkerGo(shards, name, kept.has(name), registered_bytes))
 
     async def wait_ready(self) -> None:
         await self._all_ready.wait()

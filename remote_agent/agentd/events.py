@@ -13,7 +13,7 @@ from remote_agent.agentd.journal import Journal
 from remote_agent.agentd.ledger import Checkpoint, Ledger
 from remote_agent.errors import JournalError, RefusedError
 from remote_agent.protocol.codec import DecodeError, decode, encode
-from remote_agent.protocol.messages import Event, EventData, Finding
+from remote_agent.protocol.messages import JOURNAL_UNWRITABLE, Event, EventData, Finding
 from remote_agent.protocol.peer import decode_event
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,17 @@ class EventLog:
         if self.journal.failure is not None:
             reason = self.journal.failure.strerror
             self.journal.withdraw(event)
-            raise RefusedError("journal_unwritable", f"the journal can't be written: {reason}")
+            raise RefusedError(JOURNAL_UNWRITABLE, f"the journal can't be written: {reason}")
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what an operator should know of the journal itself, which can't tell it."""
+        failure = self.journal.failure
+        if failure is None:
+            return ()
+        waiting = self.journal.pending
+        waits = "1 event waits" if waiting == 1 else f"{waiting} events wait"
+        text = f"the journal can't be written: {failure.strerror}; {waits} for that"
+        return (Finding(JOURNAL_UNWRITABLE, "error", text),)
 
     def commit(self) -> None:
         """Make what is queued durable and tell it; on failure say why, once, and try again later."""

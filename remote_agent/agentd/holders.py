@@ -13,9 +13,12 @@ from remote_agent.protocol.messages import Resident, ResidentChanged
 
 @dataclass(frozen=True)
 class ReuseKey:
-    """What must be equal for a standby to serve a run again; its files are compared besides."""
+    """What must be equal for a standby to serve a run again; its files are compared besides.
 
-    recipe_hash: str
+    ``content_hash``: of the recipe, or of the model alone where the standby holds what any recipe of it can use.
+    """
+
+    content_hash: str
     environment: tuple[tuple[str, str], ...]
     python: tuple[str, ...]
     device: str

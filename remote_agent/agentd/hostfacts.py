@@ -7,6 +7,7 @@ import pwd
 from pathlib import Path
 
 PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def boot_id() -> str:
@@ -50,6 +51,35 @@ def memory_bytes() -> tuple[int, int]:
     return kilobytes.get("MemTotal", 0) << 10, kilobytes.get("MemAvailable", 0) << 10
 
 
+def unevictable_bytes() -> int:
+    """Return what of the host's memory is locked already, as far as the kernel counts it."""
+    for line in _read(PROC / "meminfo").splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == "Unevictable:":
+            return int(words[1]) << 10
+    return 0
+
+
+def memory_limit_bytes() -> int | None:
+    """Return the least that a control group of this process may use; None where there is no limit."""
+    limits = []
+    for line in _read(PROC / "self/cgroup").splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0":
+            folder, name = CGROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            folder, name = CGROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = folder / path.lstrip("/")
+        while group != folder.parent:
+            text = _read(group / name)
+            limits += [int(text)] if text.isdigit() else []
+            group = group.parent
+    total_bytes = memory_bytes()[0]
+    return min((limit for limit in limits if limit < total_bytes), default=None)  # more is no limit
+
+
 def load_1m() -> float:
     words = _read(PROC / "loadavg").split()
     return float(words[0]) if words else 0.0
@@ -61,9 +91,9 @@ def oom_kills() -> int:
     for line in _read(PROC / "self/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0":
-            counts.append(_counter(_read(Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events"), "oom_kill"))
+            counts.append(_counter(_read(CGROUPS / path.lstrip("/") / "memory.events"), "oom_kill"))
         elif "memory" in controllers.split(","):
-            folder = Path("/sys/fs/cgroup/memory") / path.lstrip("/")
+            folder = CGROUPS / "memory" / path.lstrip("/")
             counts.append(_counter(_read(folder / "memory.oom_control"), "oom_kill"))
     return sum(counts)
 

@@ -12,6 +12,7 @@ from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.paths import KEEPER_SOCKET_NAME, StateDir, socket_address
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.errors import KeeperError, KeeperGoneError, KeeperRefusedError, RefusedError
+from remote_agent.keeper import ALREADY_RUNS
 from remote_agent.keeper.client import KeeperAddress, Listed, ask, list_residents
 from remote_agent.keeper.devices import device_files
 from remote_agent.protocol.internal import Manifest
@@ -104,8 +105,6 @@ class KeeperLink:
         reply = ask(self._address, f"show {name}")
         try:
             return read_manifest(reply.descriptors[0]).manifest
-        except IndexError as error:
-            raise KeeperError(f"the keeper shows {name} without its manifest") from error
         finally:
             reply.close()
 
@@ -136,22 +135,28 @@ class KeeperLink:
             log.warning("the keeper can't be started: %s", error)
             return False
         give_up = asyncio.get_running_loop().time() + START_S
-        while child.is_alive and asyncio.get_running_loop().time() < give_up:
+        while asyncio.get_running_loop().time() < give_up:
             if await self._ask("status") is not None:
                 return True
+            if not child.is_alive and child.exit.result() != ALREADY_RUNS:
+                break  # where another one runs, it is about to answer
             await asyncio.sleep(POLL_S)
         log.warning("the keeper did not start")
         return False
 
     async def _ask(self, word: str) -> int | None:
-        """Return how many devices the keeper holds after ``word``; None if it does not answer."""
+        """Return how many devices the keeper holds after ``word``; None if it refuses or does not answer."""
         try:
             answer = await asyncio.wait_for(self._exchange(word), ANSWER_S)
-            verdict, count, pid = answer.split()
-            if verdict == b"ok":
-                self.pid = int(pid)
-                return int(count)
-            log.warning("the keeper refuses %s: %r", word, answer[:200])
+            verdict, _, rest = answer.partition(b" ")
+            if verdict == b"error":
+                log.warning("the keeper refuses %s: %r", word, rest[:200])
+                return None
+            if verdict != b"ok":
+                raise ValueError(f"{answer[:200]!r} is no answer")
+            count, pid = rest.split()
+            self.pid = int(pid)
+            return int(count)
         except (OSError, ValueError, asyncio.TimeoutError) as error:
             if not isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
                 log.warning("the keeper does not answer: %s", error or "no answer in time")

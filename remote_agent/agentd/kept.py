@@ -82,24 +82,27 @@ class Kept:
     async def compare(self) -> None:
         """Take in what the keeper has and nobody stands for; let go what it no longer has. Raises: KeeperError"""
         had_keeper = self._keeper.pid
-        before = {held.resident.name for held in self._holders}  # what is put while the keeper answers is not missing
+        before = set(
+            self._holders
+        )  # what is put while the keeper answers is not missing, also under a name known before
         listed = {one.name: one for one in await self._keeper.residents()}
         for held in self._holders:
             name = held.resident.name
             if name is not None and name in listed:
                 self._holders.change(held, attached=len(listed[name].attached))
-            elif name in before and name is not None:
+            elif held in before and name is not None:
                 self._take_away(held, self._why_missing(held.resident, had_keeper))
-        await self._adopt(one for name, one in listed.items() if not self.has(name) and name not in self._expected)
+        self._unreadable &= listed.keys()
+        known = self._unreadable | self._expected.keys()  # what can't be read is sealed: it stays so
+        await self._adopt(one for name, one in listed.items() if not self.has(name) and name not in known)
 
     async def _adopt(self, found: Iterable[Listed]) -> None:
         for one in list(found):
             try:
                 manifest = await self._keeper.manifest(one.name)
             except ResidentLostError as error:
-                if one.name not in self._unreadable:
-                    self._unreadable.add(one.name)
-                    log.error("the keeper's resident %s can't be told: %s", one.name, error)
+                self._unreadable.add(one.name)
+                log.error("the keeper's resident %s can't be told: %s", one.name, error)
                 continue
             except AgentError as error:
                 log.warning("the keeper's resident %s can't be asked for: %s", one.name, error)

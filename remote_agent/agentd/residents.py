@@ -14,7 +14,7 @@ from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.kept import Kept
 from remote_agent.agentd.workers import Worker
 from remote_agent.errors import KeeperError, RefusedError
-from remote_agent.protocol.internal import InternalMessage, WorkerFinding
+from remote_agent.protocol.internal import InternalMessage, ShardIdentity, WorkerFinding, WorkerLetsGo
 from remote_agent.protocol.messages import Finding, Resident, Tier
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,8 @@ class Residents:
             self._holders.remove(known, by)
         self._take_name(resident.name, by)
         if resident.tier is Tier.RESIDENT:
-            worker.on_message = lambda worker, message: None
             held = Held(replace(resident, pid=None))
-            self._background(self._end_worker(worker, held))
+            self._dismiss(worker, held)
         else:
             held = Held(resident, worker, key)
             if known is None:
@@ -61,14 +60,33 @@ class Residents:
         self._holders.add(held)
         self._arm(held)
 
+    def hold_nothing(self, worker: Worker, resident: Resident) -> None:
+        """Let a worker go whose run left nothing that anybody has to hold."""
+        self.blame(worker, f"run {resident.run_uid} left nothing with it")
+        self._dismiss(worker, Held(resident))
+
     def find(self, key: ReuseKey) -> Worker | None:
-        """Return an idle standby that fits."""
+        """Return an idle standby that fits and is to stay."""
         fitting = (
             held.worker
             for held in self._holders
-            if held.worker is not None and held.key == key and not held.busy_with and held.worker.is_alive
+            if held.worker is not None
+            and held.key == key
+            and not (held.busy_with or held.reason)
+            and held.worker.is_alive
         )
         return next(fitting, None)
+
+    def tier_of(self, worker: Worker) -> Tier | None:
+        """Return what a worker holds, if anything."""
+        held = self._holders.of_worker(worker)
+        return None if held is None else held.resident.tier
+
+    def registered_bytes(self, shards: Sequence[ShardIdentity]) -> int:
+        """Return how much of the host's memory workers keep registered of other files, each file's pages once."""
+        workers = [(held.worker, held.resident) for held in self._holders]
+        others = {worker.shards: one.bytes for worker, one in workers if worker is not None and one.tier is Tier.HOST}
+        return sum(size_bytes for files, size_bytes in others.items() if files != tuple(shards))
 
     def take(self, worker: Worker, run_uid: str) -> None:
         """Mark a standby as serving another run; its time to live stands still."""
@@ -94,8 +112,13 @@ class Residents:
     async def replace(self, worker: Worker, reason: str) -> None:
         """Let one standby go and wait until it has; what the keeper has of it goes unless it is attached."""
         held = self._holders.of_worker(worker)
-        if held is not None:
+        if held is None:
+            return
+        try:
             await self._release(held, reason)
+        except RefusedError as refusal:
+            self._tell_stale(held, reason, refusal)
+            await self._end_worker(worker, held, reason)
 
     async def replace_stale(self, name: str, model: str, device: str, reason: str) -> None:
         """Let go what the keeper has of other files of the same model on that device, where nobody is attached."""
@@ -106,7 +129,7 @@ class Residents:
                 try:
                     await self._release(held, reason)
                 except RefusedError as refusal:
-                    self._events.emit(Finding("stale_resident", "warning", f"{reason}, but {refusal}"), one.run_uid)
+                    self._tell_stale(held, reason, refusal)
 
     def idle(self, device: str) -> tuple[Resident, ...]:
         """Return what the keeper alone holds there and nobody is attached to, the least recently used first."""
@@ -136,12 +159,11 @@ class Residents:
         if run_uid is not None and not chosen:
             raise RefusedError("no_such_resident", f"run {run_uid} holds nothing on this node")
         for held in chosen:
-            if held.busy_with:
-                raise RefusedError(
-                    "busy", f"{held.resident.recipe} on {held.resident.device} serves run {held.busy_with}"
-                )
+            _refuse_busy(held)
         if not force:
             await self._wait_until_free(chosen, wait_s)
+            for held in chosen:
+                _refuse_busy(held)  # a run may have come meanwhile
         await asyncio.gather(*(self._release(held, reason, force) for held in chosen))
         return tuple(held.resident for held in chosen if held not in self._holders)
 
@@ -190,6 +212,10 @@ class Residents:
             raise RefusedError("keeper_silent", f"{name}: the keeper does not let go: {error}") from error
         held.is_dropped = True
 
+    def _dismiss(self, worker: Worker, held: Held) -> None:
+        worker.on_message = lambda worker, message: None
+        self._background(self._end_worker(worker, held))
+
     async def _end_worker(self, worker: Worker, held: Held, reason: str = "") -> None:
         held.reason = held.reason or reason or None
         stuck = await worker.release()
@@ -216,9 +242,12 @@ class Residents:
         left_s = ttl_s
         if held.worker is None:  # its time runs on while no agent does
             left_s = max(0.0, held.resident.since_wall_ns / 1e9 + ttl_s - time.time())
+            left_s = min(ttl_s, left_s)  # a clock that was put back must not make it longer
         self._arm_in(left_s, held, f"its time to live of {ttl_s:g} s is over")
 
     def _arm_in(self, delay_s: float, held: Held, reason: str) -> None:
+        if held.timer is not None:
+            held.timer.cancel()
         held.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, held, reason)
 
     def _expire(self, held: Held, reason: str) -> None:
@@ -226,15 +255,22 @@ class Residents:
 
     async def _let_go(self, held: Held, reason: str) -> None:
         try:
+            _refuse_busy(held)
             await self._release(held, reason)
         except RefusedError as refusal:
             log.info("%s, but %s", reason, refusal)
             if held in self._holders:
                 self._arm_in(RETRY_S, held, reason)
 
+    def _tell_stale(self, held: Held, reason: str, refusal: RefusedError) -> None:
+        finding = Finding("stale_resident", "warning", f"{reason}, but {refusal}")
+        self._events.emit(finding, held.resident.run_uid)
+
     def _heard(self, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerFinding):
             self._events.emit(message.finding, worker.order.run_uid)
+        elif isinstance(message, WorkerLetsGo):
+            self.blame(worker, message.reason)
 
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -251,6 +287,11 @@ class Residents:
             left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None))
             self._holders.add(left)
             self._arm(left)
+
+
+def _refuse_busy(held: Held) -> None:
+    if held.busy_with:
+        raise RefusedError("busy", f"{held.resident.recipe} on {held.resident.device} serves run {held.busy_with}")
 
 
 def _processes(pids: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ from remote_agent.protocol.messages import (
     StageRecord,
     Tier,
 )
-from remote_agent.recipe import recipe_hash
+from remote_agent.recipe import model_hash, recipe_hash
 from remote_agent.resident.names import resident_name
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Run:
         self._crew = Crew(services, self._board, params.run_uid)
         self._state = RunState.QUEUED
         self._devices = self._devices_known_now()
-        self._tier_from = Tier.STANDBY if self._devices and self._find_standbys() else Tier.COLD
+        self._tier_from = self._tier_waiting()
         self._shards: tuple[ShardIdentity, ...] = ()
         self._preflight: Preflight | None = None
         self._work: asyncio.Future[None] | None = None
@@ -147,6 +147,8 @@ class Run:
     # --- stages of the agent's own ---
 
     def _devices_known_now(self) -> tuple[str, ...]:
+        if not self._recipe.needs_device:
+            return (CPU,)
         sampler = self._services.sampler
         if needs_sampler(self._recipe.devices) and not sampler.known.is_set():
             return ()
@@ -156,18 +158,25 @@ class Run:
             return ()
 
     async def _resolve_devices(self) -> None:
+        if not self._recipe.needs_device:
+            self._devices = (CPU,)
+            return
         sampler = self._services.sampler
         if needs_sampler(self._recipe.devices):
             await sampler.wait_known(SAMPLER_PATIENCE_S)
         self._devices = resolve_devices(self._recipe.devices, sampler.report, sampler.status)
+        if self._recipe.target_tier == "host" and CPU in self._devices:
+            text = "target_tier host registers files with a GPU, and there is none on this host: cached is what it has"
+            raise StageError(Failure("needs_gpu", text, "queue"))
 
     async def _wait_for_slot(self) -> None:
-        slots = self._services.slots
-        ahead = slots.holders(self._devices)
+        """Wait until the devices are this run's; what uses none waits for nobody."""
+        slots, devices = self._services.slots, self._devices if self._recipe.needs_device else ()
+        ahead = slots.holders(devices)
         if ahead:
             text = f"waits for run {', '.join(dict.fromkeys(ahead))} on {', '.join(self._devices)}"
             self._services.events.emit(Finding("waiting", "info", text), self.params.run_uid)
-        await slots.acquire(self.params.run_uid, self._devices)
+        await slots.acquire(self.params.run_uid, devices)
 
     async def _wait_for_keeper(self) -> None:
         """Wait until it is known what is resident: a moment, after the agent's own start."""
@@ -196,17 +205,18 @@ class Run:
         self._preflight = check = Preflight(self._services, self._order(self._devices[0]))
         report = await check.report()
         self._shards = report.shards
-        resident = [
-            device for device in self._devices if self._services.residents.kept.has(self._resident_name(device))
-        ]
-        if self._crew.has_standbys(report.shards):
-            self._tier_from = Tier.STANDBY
-        else:
+        held = self._crew.tier_held(report.shards)
+        if held is None:
             await self._replace_stale()
-            for device in self._devices:
-                if device not in resident:
-                    await self._find_room(check, device, report.bytes)
-            self._tier_from = Tier.RESIDENT if len(resident) == len(self._devices) else found_tier(report)
+        found = [found_tier(report), *([held] if held is not None else [])]
+        if self._recipe.builds_model:
+            missing = [device for device in self._devices if not self._is_resident(device)]
+            for device in missing if held is not Tier.STANDBY else ():
+                await self._find_room(check, device, report.bytes)
+            found += [Tier.RESIDENT] if not missing else []
+        elif held is None:
+            await self._find_room(check, CPU, report.bytes - (report.cached_bytes or 0))
+        self._tier_from = max(found, key=list(Tier).index)
         if self._recipe.target_tier == "resident":
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
@@ -250,15 +260,31 @@ class Run:
     def _resident_name(self, device: str) -> str:
         return resident_name(self._recipe.model.path, self._shards, device)
 
-    def _reuse_key(self, device: str) -> ReuseKey:
-        return ReuseKey(self._hash, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
+    def _is_resident(self, device: str) -> bool:
+        return self._services.residents.kept.has(self._resident_name(device))
+
+    def _reuse_key(self, device: str, is_of_model: bool = False) -> ReuseKey:
+        """Return the key of a process that has what this recipe makes, or what any recipe of the model loads."""
+        content = model_hash(self._recipe) if is_of_model else self._hash
+        return ReuseKey(content, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
 
     def _find_standbys(self) -> dict[str, Worker]:
-        found = {device: self._services.residents.find(self._reuse_key(device)) for device in self._devices}
-        whole = {device: worker for device, worker in found.items() if worker is not None}
-        return whole if len(whole) == len(found) else {}
+        """Return an idle process for every device that has the model warm, else one that has its shards registered."""
+        for is_of_model in (False, True):
+            keys = {device: self._reuse_key(device, is_of_model) for device in self._devices}
+            found = {device: self._services.residents.find(key) for device, key in keys.items()}
+            whole = {device: worker for device, worker in found.items() if worker is not None}
+            if whole and len(whole) == len(found):
+                return whole
+        return {}
+
+    def _tier_waiting(self) -> Tier:
+        """Return how warm a process that waits has the model; cold where none does."""
+        tiers = [self._services.residents.tier_of(worker) for worker in self._find_standbys().values()]
+        return tiers[0] if tiers and tiers[0] is not None else Tier.COLD
 
     def _hold(self) -> None:
+        residents = self._services.residents
         for device, (worker, ready) in self._crew.ready().items():
             resident = Resident(
                 self.params.run_uid,
@@ -273,7 +299,10 @@ class Run:
                 self._recipe.hold.ttl_s,
                 ready.resident,
             )
-            self._services.residents.hold(worker, self._reuse_key(device), resident)
+            if ready.is_held:
+                residents.hold(worker, self._reuse_key(device, ready.tier is Tier.HOST), resident)
+            else:
+                residents.hold_nothing(worker, resident)
 
     # --- what happens to it ---
 
@@ -292,7 +321,8 @@ class Run:
         """End what is left of the run and say how it ended."""
         stuck: list[tuple[Child, str]] = []
         if event is RunEvent.SUCCEED:
-            self._board.close("over when the run was", "not reported")
+            unreached = "not reported" if self._recipe.builds_model else f"not part of {self._recipe.target_tier}"
+            self._board.close("over when the run was", unreached)
         else:
             self._board.close(failure.detail[:300] if failure else event.value)
             stuck = await self._crew.dismiss(self._preflight.child if self._preflight else None)
@@ -315,8 +345,13 @@ class Run:
         ready = [message for _, message in self._crew.ready().values()] if self._state is RunState.READY else []
         if not ready:
             return record
-        first_ns = max(message.first_output_mono_ns for message in ready) - self._board.timeline.accepted_mono_ns
-        return replace(record, tier_to=ready[0].tier, output=ready[0].output[:4000], first_output_ns=first_ns)
+        tier_to = min((message.tier for message in ready), key=list(Tier).index)
+        outputs_ns = [message.first_output_mono_ns for message in ready if message.first_output_mono_ns is not None]
+        record = replace(record, tier_to=tier_to)
+        if not outputs_ns:
+            return record
+        first_ns = max(outputs_ns) - self._board.timeline.accepted_mono_ns
+        return replace(record, output=ready[0].output[:4000], first_output_ns=first_ns)
 
     def _record(self, stages: tuple[StageRecord, ...]) -> RunRecord:
         return RunRecord(

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from remote_agent.agentd.capacity import gigabytes
 from remote_agent.agentd.timeline import Figure, Figures, Timeline
 from remote_agent.errors import StageError
+from remote_agent.loader.problems import gigabytes
 from remote_agent.protocol.internal import WorkerProgress, WorkerStage
 from remote_agent.protocol.messages import NATIVE_STAGES, Failure, Progress, StageRecord, StageStatus
 

@@ -182,7 +182,7 @@ class Supervisor:
             report.driver_version if report else None,
             report.cuda_version if report else None,
             report.gpus if report else (),
-            report.findings if report else (),
+            (*(report.findings if report else ()), *self.events.findings()),
             time.monotonic_ns() - start_ns,
         )
 
@@ -271,9 +271,6 @@ class Supervisor:
         recipe = params.recipe
         if self._closing:
             raise RefusedError("stopping", "the agent is ending")
-        if recipe.target_tier not in ("standby", "resident"):
-            text = f"target_tier {recipe.target_tier} is not supported yet: use standby or resident"
-            raise RefusedError("unsupported", text)
         if recipe.model.adapter != "native":
             raise RefusedError("unsupported", f"adapter {recipe.model.adapter} is not supported yet: use native")
         if not recipe.model.path.startswith(("/", "~")):

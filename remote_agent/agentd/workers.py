@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,19 +135,25 @@ class Workers:
     async def _process(self, order: Order, stderr: int) -> tuple[Child, socket.socket, str | None]:
         """Return a worker's process and our end of its link; where no zygote forked it, the reason too.
 
+        What needs no device runs on the agent's own Python and has no reason: nothing was to be forked.
         A zygote that dies in the middle of a fork may leave a worker that nobody was told of. Such a
         worker ends when its link closes, so each way of starting one has a link of its own.
         """
+        if not order.recipe.needs_device:
+            return *self._spawn(self._commands.talking("cacher"), {}, stderr), None
         try:
             return *await self._fork(order, stderr), None
         except ZygoteError as error:
             reason = str(error)
+        argv = self._commands.talking("worker", order.python)
+        return *self._spawn(argv, order.recipe.environment, stderr), reason
+
+    def _spawn(self, argv: tuple[str, ...], environment: Mapping[str, str], stderr: int) -> tuple[Child, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                argv = self._commands.talking("worker", order.python)
-                environment = self._commands.environment(order.recipe.environment)
-                return self._reaper.spawn(argv, environment, stderr, theirs.fileno()), ours, reason
+                whole = self._commands.environment(environment)
+                return self._reaper.spawn(argv, whole, stderr, theirs.fileno()), ours
         except BaseException:
             ours.close()
             raise

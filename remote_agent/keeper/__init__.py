@@ -9,7 +9,7 @@ One line asks; ``ok COUNT PID`` or ``error TEXT`` answers. COUNT is device files
 ``release``     closes them; refused while residents are held, whose memory would go with the driver's state
 ``status``      asks
 ``stop``        ends the keeper; refused while residents are held
-``stop!``       ends it all the same
+``stop!``       ends it all the same, and drops them
 ``put NAME``    comes with 2 to 16 descriptors, a manifest first, and holds them; COUNT is residents
 ``list``        COUNT lines follow, one a resident: ``NAME DESCRIPTORS PID...``, the pids of those attached
 ``show NAME``   the answer carries the manifest

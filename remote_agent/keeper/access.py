@@ -13,16 +13,19 @@ client, so that a change counts at once; a line that can't be read lets nobody i
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from remote_agent.agentd.daemon import identity
 from remote_agent.keeper.sockets import peer_groups, peer_of
 from remote_agent.keeper.words import FOR_OTHERS
 
 SOCKET_NAME = "attach.sock"
 FILE_LIMIT_BYTES = 1 << 16
+_NUMBER = re.compile(r"[0-9]{1,10}")
 
 
 class AccessError(Exception):
@@ -54,9 +57,9 @@ def read_access(path: Path) -> Access:
     for number, line in enumerate(lines, 1):
         word, _, value = line.partition("#")[0].strip().partition(" ")
         value = value.strip()
-        if word in numbers and value.isascii() and value.isdigit():
+        if word in numbers and _NUMBER.fullmatch(value):
             numbers[word].add(int(value))
-        elif word == "directory" and value.startswith("/"):
+        elif word == "directory" and value.startswith("/") and "\0" not in value:
             directory = Path(value)
         elif word:
             raise AccessError(f"{path}, line {number}: {line[:80]!r} is not 'directory /PATH', 'uid N' or 'gid N'")
@@ -87,16 +90,40 @@ def bind_for_others(directory: Path) -> socket.socket:
             raise AccessError(f"{directory}: is no directory")
         if found.st_uid not in (0, os.geteuid()) or (found.st_mode & 0o022 and not is_sticky):
             raise AccessError(f"{directory}: others could replace the socket in it")
-        if path.is_socket() and path.lstat().st_uid == os.geteuid():
-            path.unlink()
+        if os.path.lexists(path) and not (path.is_socket() and path.lstat().st_uid == os.geteuid()):
+            raise AccessError(f"{path}: is there already, and is no socket of this user's")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        hidden = directory / f".{SOCKET_NAME}.{os.getpid()}"  # who sees the name can connect
         try:
-            listener.bind(str(path))
-            path.chmod(0o666)
+            hidden.unlink(missing_ok=True)
+            listener.bind(str(hidden))
+            hidden.chmod(0o666)
             listener.listen(64)
+            hidden.rename(path)
         except BaseException:
             listener.close()
+            hidden.unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise AccessError(f"{path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that this process's locale can't express
+        raise _cannot(path, error) from error
     return listener
+
+
+def socket_identity(directory: Path) -> tuple[int, int] | None:
+    """Return which socket lies in ``directory``, None where there is none. Raises: AccessError"""
+    try:
+        return identity(directory / SOCKET_NAME)
+    except OSError as error:
+        raise _cannot(directory / SOCKET_NAME, error) from error
+
+
+def remove_socket(directory: Path) -> None:
+    """Take the socket out of ``directory``. Raises: AccessError"""
+    try:
+        (directory / SOCKET_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot(directory / SOCKET_NAME, error) from error
+
+
+def _cannot(path: Path, error: OSError | ValueError) -> AccessError:
+    return AccessError(f"{path}: {getattr(error, 'strerror', None) or error}")

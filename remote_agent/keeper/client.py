@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
@@ -11,12 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from remote_agent.agentd.paths import KEEPER_SOCKET_NAME, StateDir, socket_address
-from remote_agent.errors import KeeperError, KeeperGoneError, KeeperRefusedError
+from remote_agent.errors import KeeperError, KeeperGoneError, KeeperRefusedError, StateDirError
 from remote_agent.keeper.holdings import DESCRIPTORS_MAX
+from remote_agent.keeper.sockets import receive
 
 PATIENCE_S = 2
 READ_BYTES = 1 << 16
 LIST_LIMIT_BYTES = 1 << 20
+
+CARRYING = ("show", "get")
+"""Words whose answer counts the descriptors that come with it."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class KeeperAddress:
             link.settimeout(PATIENCE_S)
         except BaseException as error:
             link.close()
-            if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+            why = error.__cause__ if isinstance(error, StateDirError) else error  # no directory, no keeper in it
+            if isinstance(why, (FileNotFoundError, ConnectionRefusedError)):
                 raise KeeperGoneError(f"no keeper listens at {self}") from error
             if isinstance(error, OSError):
                 raise KeeperError(f"the keeper at {self} can't be reached: {error}") from error
@@ -113,9 +117,11 @@ def converse(link: socket.socket, line: str, descriptors: Sequence[int] = ()) ->
     try:
         _say(link, line.encode("ascii") + b"\n", descriptors)
         while not _is_whole(line, text):
-            data, came = _receive(link)
+            data, came, is_cut = receive(link, READ_BYTES, DESCRIPTORS_MAX)
             taken += came
             text += data
+            if is_cut:  # not the keeper's fault, nor the resident's
+                raise KeeperError("the keeper's descriptors do not fit: this process has too many files open")
             if not data:
                 raise KeeperGoneError("the keeper closed the connection")
             if len(text) > LIST_LIMIT_BYTES:
@@ -142,16 +148,6 @@ def _say(link: socket.socket, line: bytes, descriptors: Sequence[int]) -> None:
         pass
 
 
-def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
-    size = array.array("i").itemsize
-    data, ancillary, _, _ = link.recvmsg(READ_BYTES, socket.CMSG_SPACE(DESCRIPTORS_MAX * size), socket.MSG_CMSG_CLOEXEC)
-    came = array.array("i")
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            came.frombytes(content[: len(content) - len(content) % size])
-    return data, list(came)
-
-
 def _is_whole(line: str, text: bytes) -> bool:
     """Whether the first line is there, and for ``list`` as many more as it announces."""
     first, newline, rest = text.partition(b"\n")
@@ -167,6 +163,8 @@ def _read_reply(line: str, text: bytes, descriptors: list[int]) -> Reply:
         raise KeeperRefusedError(first.partition(" ")[2])
     if len(words) != 3 or words[0] != "ok" or not (words[1] + words[2]).isdigit():
         raise KeeperError(f"the keeper answers {line.split()[0]} with {first[:80]!r}")
+    if line.split()[0] in CARRYING and len(descriptors) != int(words[1]):
+        raise KeeperError(f"the keeper answers {line.split()[0]} with {len(descriptors)} of {words[1]} descriptors")
     return Reply(int(words[1]), int(words[2]), tuple(lines), descriptors)
 
 

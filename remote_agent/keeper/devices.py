@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
+
+from remote_agent.keeper.complaint import complain
 
 _DEVICE = re.compile(r"nvidia(ctl|\d+)")
 
@@ -36,7 +37,7 @@ class DeviceHold:
                 try:
                     self._held[path.name] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 except OSError as error:
-                    print(f"keeper: {path}: {error.strerror}", file=sys.stderr, flush=True)
+                    complain(f"{path}: {error.strerror}")
 
     def release(self) -> None:
         """Close every device file, so that the driver may be unloaded."""

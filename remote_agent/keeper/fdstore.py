@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, MutableMapping, Sequence
 
+from remote_agent.keeper.complaint import complain
 from remote_agent.keeper.holdings import DESCRIPTORS_MAX, DESCRIPTORS_MIN, NAME
 
 FIRST_DESCRIPTOR = 3
+NOTIFY_S = 0.1
+"""How long a service manager that reads nothing may hold up one message, and so everybody who asks."""
+
 _STORED = re.compile(r"(.+),([0-9]{1,2}),([0-9]{1,2})")
 
 
@@ -45,13 +48,14 @@ class DescriptorStore:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as link:
+                link.settimeout(NOTIFY_S)
                 link.connect(self._address)
                 if descriptors:
                     socket.send_fds(link, [text.encode("ascii")], list(descriptors))
                 else:
                     link.send(text.encode("ascii"))
         except OSError as error:
-            print(f"keeper: the service manager's socket: {error}", file=sys.stderr, flush=True)
+            complain(f"the service manager's socket: {error}")
 
 
 def take_stored(environment: MutableMapping[str, str]) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,8 @@ TOTAL_MAX = 512
 """Descriptors of all residents."""
 
 LEASES_MAX = 256
+LEASES_OF_OTHERS_MAX = 192
+"""What users whom ``attach.allow`` lets in may have between them: the rest is the owner's."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
@@ -23,10 +25,13 @@ class Refused(Exception):
 
 
 class Lease(Protocol):
-    """Somebody attached, for as long as it is open."""
+    """Somebody attached, for as long as it is open. ``is_owner``: who may drop residents as well."""
 
     @property
     def pid(self) -> int: ...
+
+    @property
+    def is_owner(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -85,8 +90,11 @@ class Holdings:
     def attach(self, name: str, lease: Lease) -> tuple[int, ...]:
         """Return every descriptor of a resident, which is attached from now on. Raises: Refused"""
         resident = self._find(name)
-        if sum(len(one.leases) for one in self._residents.values()) >= LEASES_MAX:
+        leases = [one.is_owner for held in self._residents.values() for one in held.leases]
+        if len(leases) >= LEASES_MAX:
             raise Refused(f"no room: {LEASES_MAX} are attached to this keeper's residents")
+        if not lease.is_owner and leases.count(False) >= LEASES_OF_OTHERS_MAX:
+            raise Refused(f"no room: {LEASES_OF_OTHERS_MAX} of other users are attached to this keeper's residents")
         resident.leases[lease] = None
         return resident.descriptors
 
@@ -99,7 +107,7 @@ class Holdings:
         """Close what is held as ``name``. Raises: Refused, while it is attached and not ``force``"""
         resident = self._find(name)
         if resident.leases and not force:
-            pids = ", ".join(str(lease.pid) for lease in resident.leases)
+            pids = ", ".join(dict.fromkeys(str(lease.pid) for lease in resident.leases))
             raise Refused(f"{name} is attached by {len(resident.leases)}, processes: {pids}")
         del self._residents[name]
         self._store.forget(name, len(resident.descriptors))
@@ -107,6 +115,11 @@ class Holdings:
             lease.close()
         for descriptor in resident.descriptors:
             os.close(descriptor)
+
+    def drop_all(self) -> None:
+        """Close everything, attached or not, in the store as well: a keeper that follows must not have it again."""
+        for name in list(self._residents):
+            self.drop(name, force=True)
 
     def _find(self, name: str) -> _Resident:
         found = self._residents.get(name)

@@ -7,7 +7,6 @@ import fcntl
 import os
 import resource
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,15 @@ from remote_agent.agentd.daemon import identity
 from remote_agent.agentd.paths import ATTACH_FILE_NAME, KEEPER_SOCKET_NAME, StateDir
 from remote_agent.errors import StateDirError
 from remote_agent.keeper import ALREADY_RUNS
-from remote_agent.keeper.access import AccessError, admit_attacher, bind_for_others, read_access
+from remote_agent.keeper.access import (
+    AccessError,
+    admit_attacher,
+    bind_for_others,
+    read_access,
+    remove_socket,
+    socket_identity,
+)
+from remote_agent.keeper.complaint import complain
 from remote_agent.keeper.devices import DeviceHold
 from remote_agent.keeper.fdstore import DescriptorStore, take_stored
 from remote_agent.keeper.holdings import LEASES_MAX, TOTAL_MAX, Holdings
@@ -38,7 +45,7 @@ def main(argv: list[str]) -> int:
         state = StateDir(options.state_dir)
         directory = state.open_run()
     except StateDirError as error:
-        print(f"keeper: {error}", file=sys.stderr)
+        complain(error)
         return 1
     lock = os.open("keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
@@ -74,42 +81,52 @@ def main(argv: list[str]) -> int:
 
 
 class AttachSocket:
-    """The socket for other users, where the file wants it; a change of the file moves it."""
+    """The socket for other users, where the file wants it; a change of the file, or of what lies there, moves it."""
 
     def __init__(self, server: Server, file: Path) -> None:
         self._server, self._file = server, file
         self._listener: socket.socket | None = None
         self._directory: Path | None = None
+        self._bound: tuple[int, int] | None = None
         self._complaint = ""
 
     def settle(self) -> None:
-        """Listen where the file says now; what can't be done is said once."""
+        """Listen where the file says now; what can't be done is said once, and tried again."""
         try:
             directory = read_access(self._file).directory
-            if directory != self._directory:
+            if directory != self._directory or not self._is_in_place():
                 self.close()
-                if directory is not None:
-                    self._listener = bind_for_others(directory)
-                    self._server.add(self._listener, partial(admit_attacher, self._file))
-                self._directory = directory
+            if directory is not None and self._listener is None:
+                self._listener, self._directory = bind_for_others(directory), directory
+                self._server.add(self._listener, partial(admit_attacher, self._file))
+                self._bound = socket_identity(directory)
             self._complaint = ""
         except AccessError as error:
             if self._complaint != str(error):
-                print(f"keeper: {error}", file=sys.stderr, flush=True)
+                complain(error)
             self._complaint = str(error)
 
     def close(self) -> None:
-        """Listen no longer and take the socket away."""
-        if self._listener is not None:
-            path = Path(self._listener.getsockname())
-            self._server.remove(self._listener)
-            path.unlink(missing_ok=True)
-        self._listener = self._directory = None
+        """Listen no longer and take the socket away, if it is still this one."""
+        directory, listener = self._directory, self._listener
+        self._directory = self._listener = None
+        if directory is None or listener is None:
+            return
+        self._server.remove(listener)
+        try:
+            if socket_identity(directory) == self._bound:
+                remove_socket(directory)
+        except AccessError as error:
+            complain(error)
+
+    def _is_in_place(self) -> bool:
+        """Whether others find this socket where it was put. Raises: AccessError if that can't be told"""
+        return self._directory is None or socket_identity(self._directory) == self._bound
 
 
 def _raise_descriptor_limit() -> None:
     """Let this process hold as much as it promises, or as it may."""
-    wanted = TOTAL_MAX + LEASES_MAX + WAITING_MAX + OTHER_DESCRIPTORS
+    wanted = TOTAL_MAX + LEASES_MAX + 2 * WAITING_MAX + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Callable
 
+from remote_agent.keeper.complaint import complain
 from remote_agent.keeper.holdings import DESCRIPTORS_MAX, Holdings
-from remote_agent.keeper.sockets import peer_of
+from remote_agent.keeper.sockets import peer_of, receive
 from remote_agent.keeper.words import WORDS, Answer, Words
 
 LINE_BYTES = 256
@@ -20,8 +20,12 @@ SAYING_S = 2.0
 """How long a client may take to say its line."""
 
 WAITING_MAX = 64
+"""Of the owner's clients that have not said their line, and of others' as many."""
+
 LOOK_S = 1.0
 """How often a keeper looks whether its socket is still in place."""
+
+ALL_WORDS = frozenset(WORDS)
 
 Admit = Callable[[socket.socket], frozenset[str]]
 """Returns the words that a client may say; none where it may not be here."""
@@ -29,7 +33,7 @@ Admit = Callable[[socket.socket], frozenset[str]]
 
 def admit_owner(link: socket.socket) -> frozenset[str]:
     """Let this user and root say everything."""
-    return frozenset(WORDS if peer_of(link).uid in (0, os.geteuid()) else ())
+    return ALL_WORDS if peer_of(link).uid in (0, os.geteuid()) else frozenset()
 
 
 class Client:
@@ -42,6 +46,10 @@ class Client:
         self.descriptors: list[int] = []
         self.give_up_s = time.monotonic() + SAYING_S
         self.is_lease = False
+
+    @property
+    def is_owner(self) -> bool:
+        return self.allowed == ALL_WORDS
 
     def close(self) -> None:
         """End the connection; what it had sent and nobody took is closed."""
@@ -102,7 +110,7 @@ class Server:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            print(f"keeper: clients can't be accepted: {error}", file=sys.stderr, flush=True)
+            complain(f"clients can't be accepted: {error}")
             self._selector.unregister(listener)  # it would be ready again at once
             self._paused.append((listener, admit))
             return
@@ -116,7 +124,8 @@ class Server:
             self._send(client, Answer("error not your keeper\n"))
             link.close()
             return
-        waiting = [one for one in self._clients if not one.is_lease]
+        # Other users who are silent in numbers keep nobody but each other out.
+        waiting = [one for one in self._clients if not one.is_lease and one.is_owner == client.is_owner]
         if len(waiting) >= WAITING_MAX:
             self._end(waiting[0])
         self._clients[client] = None
@@ -128,9 +137,7 @@ class Server:
 
     def _hear(self, client: Client) -> None:
         try:
-            data, descriptors, flags, _ = socket.recv_fds(
-                client.link, LINE_BYTES, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-            )
+            data, descriptors, is_cut = receive(client.link, LINE_BYTES, DESCRIPTORS_MAX)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -140,7 +147,7 @@ class Server:
         client.said += data
         if client.is_lease or not data:  # a lease says nothing more
             self._end(client)
-        elif flags & socket.MSG_CTRUNC or len(client.descriptors) > DESCRIPTORS_MAX:
+        elif is_cut or len(client.descriptors) > DESCRIPTORS_MAX:
             self._refuse(client, f"more than {DESCRIPTORS_MAX} descriptors came")
         elif b"\n" in client.said:
             self._answer(client, client.said.partition(b"\n")[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 import struct
@@ -37,6 +38,20 @@ def listen(directory: int, name: str) -> socket.socket:
     listener.bind(socket_address(directory, name))
     listener.listen(64)
     return listener
+
+
+def receive(link: socket.socket, limit_bytes: int, limit_descriptors: int) -> tuple[bytes, list[int], bool]:
+    """Return what came with its descriptors, and whether the kernel had to leave some of those out.
+
+    Unlike `socket.recv_fds`, which drops its flags, no program that is started later inherits one. Raises: OSError
+    """
+    came = array.array("i")
+    space = socket.CMSG_SPACE(limit_descriptors * came.itemsize)
+    data, ancillary, flags, _ = link.recvmsg(limit_bytes, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            came.frombytes(content[: len(content) - len(content) % came.itemsize])
+    return data, list(came), bool(flags & socket.MSG_CTRUNC)
 
 
 def peer_of(link: socket.socket) -> Peer:

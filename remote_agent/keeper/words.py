@@ -69,6 +69,8 @@ class Words:
         if word in ("release", "stop") and self._holdings.count:
             instead = "; stop! ends all the same" if word == "stop" else ""
             raise Refused(f"residents are held: {self._holdings.count}; drop them first{instead}")
+        if word == "stop!":
+            self._holdings.drop_all()
         if word == "hold":
             self._devices.hold()
         elif word != "status":

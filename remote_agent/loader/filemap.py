@@ -17,13 +17,15 @@ MAP_FAILED = ctypes.c_void_p(-1).value
 MADV_POPULATE_READ = 22
 """Linux 5.14; ``mmap`` has no name for it."""
 
+MADV_HUGEPAGE = 14
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class FileMap:
     """``length`` bytes from ``offset``, a multiple of the page size, of an open file; unmapped on exit.
 
-    Raises: OSError.
+    What is brought in through it is cached in huge pages where kernel and filesystem have them. Raises: OSError.
     """
 
     def __init__(self, descriptor: int, length: int, offset: int = 0) -> None:
@@ -32,6 +34,7 @@ class FileMap:
         if address is None or address == MAP_FAILED:
             raise _last_error()
         self.address: int = address
+        _libc().madvise(address, length, MADV_HUGEPAGE)  # a kernel without huge pages refuses, and brings in small ones
 
     def __enter__(self) -> FileMap:
         return self
@@ -41,9 +44,20 @@ class FileMap:
     ) -> None:
         self.close()
 
+    def expect_random_reads(self) -> None:
+        """Have only what is asked for brought in, and nothing ahead of it."""
+        _libc().madvise(self.address, self.length, mmap.MADV_RANDOM)
+
     def populate(self, offset: int, length: int) -> None:
         """Bring in the pages of a range; ``offset`` is a multiple of the page size. Raises: OSError."""
-        if _libc().madvise(self.address + offset, length, MADV_POPULATE_READ) != 0:
+        populate(self.address + offset, length)
+
+    def lock(self, offset: int, length: int) -> None:
+        """Bring in the pages of a range and keep them there until they are unmapped; ``offset`` as for `populate`.
+
+        Raises: OSError, also where the file lost a page.
+        """
+        if _libc().mlock(self.address + offset, length) != 0:
             raise _last_error()
 
     def count_cached(self, offset: int, length: int) -> int:
@@ -60,6 +74,17 @@ class FileMap:
             raise _last_error()
 
 
+def populate(address: int, length: int) -> None:
+    """Bring in pages of a map from ``address`` on, a page's beginning; other threads go on. Raises: OSError."""
+    if _libc().madvise(address, length, MADV_POPULATE_READ) != 0:
+        raise _last_error()
+
+
+def address_of(content: mmap.mmap) -> int:
+    """Return where a map of the standard library lies; it must be writable, or private."""
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(content))
+
+
 _LOWEST_BIT = bytes(value & 1 for value in range(256))
 """``mincore`` leaves the other bits undefined."""
 
@@ -71,6 +96,7 @@ def _libc() -> Any:
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return libc
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from remote_agent.errors import CheckpointError
 from remote_agent.loader.problems import CheckpointProblem, shown
+from remote_agent.protocol.codec import INT_MAX
 from remote_agent.protocol.internal import ShardIdentity
 
 READ_LIMIT_BYTES = 0x7FFFF000
@@ -52,7 +53,8 @@ def is_directory(path: Path) -> bool:
 
 def identity_of(path: str, status: os.stat_result) -> ShardIdentity:
     """Return what must stay the same while a file is loaded."""
-    return ShardIdentity(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    device, inode = _signed(status.st_dev), _signed(status.st_ino)
+    return ShardIdentity(path, device, inode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def read_exactly(descriptor: int, offset: int, length: int) -> bytes:
@@ -90,6 +92,11 @@ def refused(*problems: CheckpointProblem) -> CheckpointError:
 def kind_of(mode: int) -> str:
     """Return what a file mode stands for, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+
+
+def _signed(number: int) -> int:
+    """Return the kernel's 64 bits as a message carries them: overlays, Lustre and others use the highest as well."""
+    return number - (1 << 64) if number > INT_MAX else number
 
 
 def _require_regular(mode: int, label: str) -> None:

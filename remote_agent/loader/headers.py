@@ -6,6 +6,7 @@ kilobytes have been read. What is refused is refused with every number a person 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,9 @@ def read_header(path: Path, name: str | None = None) -> Header:
     label = path.name if name is None else name
     descriptor = open_regular(path, label)
     try:
+        # What the kernel read ahead of a header would be cached in small pages, where a load brings in large ones.
+        with contextlib.suppress(OSError):  # some kernels take no advice
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         status = os.fstat(descriptor)
         data_start, content = _read_content(descriptor, status.st_size, label)
     except OSError as error:

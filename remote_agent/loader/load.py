@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -21,6 +22,10 @@ from remote_agent.loader.views import torch_dtype
 from remote_agent.protocol.internal import ShardIdentity
 from remote_agent.protocol.messages import WeightsPolicy
 
+if TYPE_CHECKING:
+    from remote_agent.devices.cuda import CudaDevice
+    from remote_agent.loader.registrations import Registrations
+
 __all__ = ["Loaded", "Memory", "load"]
 
 
@@ -35,6 +40,7 @@ def load(
     announce: Announce = lambda path: None,
     settles_later: bool = False,
     meanwhile: Callable[[], None] | None = None,
+    registered: Registrations | None = None,
 ) -> Loaded:
     """Return every tensor of ``checkpoint`` on ``device``, byte for byte what the files hold.
 
@@ -45,14 +51,16 @@ def load(
     any page of it is mapped, from any thread: who dies of a page then has told which file it was.
     With ``settles_later`` registrations are given back while the caller goes on; it must call `Loaded.settle`.
     On a GPU ``meanwhile`` is called in the calling thread while others move bytes, and its time is not the load's;
-    ``progress`` is then called from one of those.
+    ``progress`` is then called from one of those. ``registered``: these very files, which a GPU may read where they
+    lie; they are copied from there unless the policy wants another path, and stay registered.
     When this raises, nothing is left on the device (but what ``memory`` gave), registered, open or running.
     Raises: LoadError naming the file, DeviceError, or what ``progress`` raised.
     """
     memory = None if memory is None else _checked(memory)
     with OpenShards(checkpoint.shards, identities) as shards:
         if device.kind == "cuda":
-            result = load_onto_gpu(checkpoint, device, policy, shards, progress, announce, memory, meanwhile)  # type: ignore[arg-type]
+            gpu = cast("CudaDevice", device)
+            result = load_onto_gpu(checkpoint, gpu, policy, shards, progress, announce, memory, meanwhile, registered)
         else:
             result = load_onto_cpu(checkpoint, policy, shards, progress, announce, memory)
     duration_ns = max(result.ended_ns - result.begun_ns, 1)

@@ -9,25 +9,41 @@ A file cut after the load is beyond help either way.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
-import os
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from remote_agent.errors import LoadError
 from remote_agent.loader.checkpoint import Checkpoint
-from remote_agent.loader.filemap import MADV_POPULATE_READ
+from remote_agent.loader.filemap import MADV_HUGEPAGE, address_of, populate
 from remote_agent.loader.headers import Header
 from remote_agent.loader.problems import shown
-from remote_agent.loader.progress import Announce, Progress
+from remote_agent.loader.progress import Announce, Progress, Tally
 from remote_agent.loader.residency import measure_ranges
 from remote_agent.loader.shards import OpenShards
 
-BLOCK_BYTES = 32 << 20
-AHEAD_BLOCKS = 4
-"""How far the disk is asked to work ahead of the page tables."""
+BLOCK_BYTES = 8 << 20
+CACHED_BLOCK_BYTES = 64 << 20
+"""What is cached takes some ten microseconds a megabyte: less at once would be spent on handing out blocks."""
+
+THREADS = 8
+"""As many blocks are brought in at once: of cached pages processors make the page tables, for others threads wait."""
 
 CEILING_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """``length`` bytes from ``offset`` of a shard's file, and whether the page cache held the whole file."""
+
+    shard: int
+    offset: int
+    length: int
+    is_cached: bool
 
 
 class MapRefused(Exception):
@@ -46,21 +62,19 @@ def map_shards(
 
     Raises: MapRefused, LoadError, or what ``progress`` raised.
     """
-    total = sum(header.data_bytes for header in checkpoint.shards)
-    brought_in = 0
-    maps = [_map(header, descriptor) for header, descriptor in zip(checkpoint.shards, shards.descriptors, strict=True)]
-    before = 0
-    for shard, (header, content) in enumerate(zip(checkpoint.shards, maps, strict=True)):
+    maps = []
+    for header, descriptor in zip(checkpoint.shards, shards.descriptors, strict=True):
         announce(header.path)
-        cached = measure_ranges(header, shards.descriptors[shard])
-        for offset in range(0, header.size_bytes, BLOCK_BYTES):
-            length = min(BLOCK_BYTES, header.size_bytes - offset)
-            if not cached.has_every_page(offset, length):
-                _bring_in(content, shards, shard, header, offset, length)
-                brought_in += length
-            progress(before + max(0, offset + length - header.data_start), total)
-        before += header.data_bytes
-    return maps, brought_in
+        maps.append(_map(header, descriptor))
+    blocks: list[Block] = []
+    for shard, header in enumerate(checkpoint.shards):
+        found = measure_ranges(header, shards.descriptors[shard])
+        cut = _cut(shard, header.size_bytes, found.is_whole)
+        blocks += [block for block in cut if not found.has_every_page(block.offset, block.length)]
+    _bring_in_all(checkpoint.shards, shards, list(map(address_of, maps)), blocks, progress)
+    for content in maps:
+        content.madvise(mmap.MADV_NORMAL)  # for pages that the kernel drops and reads again
+    return maps, sum(block.length for block in blocks)
 
 
 def measure_map_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:
@@ -73,19 +87,72 @@ def measure_map_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | N
         return None
     header, shard = max(headers, key=lambda item: item[0].data_bytes)
     length = min(header.size_bytes, CEILING_BYTES)
+    blocks = _cut(shard, length, is_cached=True)
     try:
         with _map(header, shards.descriptors[shard]) as content:
             begun = time.perf_counter_ns()
-            _bring_in(content, shards, shard, header, 0, length)
+            addresses = [address_of(content)] * len(checkpoint.shards)
+            _bring_in_all(checkpoint.shards, shards, addresses, blocks, lambda done, total: None)
             taken_ns = time.perf_counter_ns() - begun
     except (MapRefused, LoadError):
         return None
     return length / max(taken_ns, 1) * 1e9
 
 
+def _cut(shard: int, length: int, is_cached: bool) -> list[Block]:
+    step = CACHED_BLOCK_BYTES if is_cached else BLOCK_BYTES
+    return [Block(shard, offset, min(step, length - offset), is_cached) for offset in range(0, length, step)]
+
+
+def _bring_in_all(
+    headers: Sequence[Header],
+    shards: OpenShards,
+    addresses: Sequence[int],
+    blocks: Sequence[Block],
+    progress: Progress,
+) -> None:
+    """Bring in every block of the maps at ``addresses``, several at once.
+
+    Raises: MapRefused, LoadError, or what ``progress`` raised.
+    """
+
+    def data_bytes_of(block: Block) -> int:
+        return max(0, block.offset + block.length - max(block.offset, headers[block.shard].data_start))
+
+    left = iter(blocks)
+    lock = threading.Lock()
+    tally = Tally(sum(header.data_bytes for header in headers))
+    progress(0, tally.total)
+    tally.add(tally.total - sum(data_bytes_of(block) for block in blocks))
+
+    def work() -> None:
+        try:
+            while not tally.stop.is_set():
+                with lock:
+                    block = next(left, None)
+                if block is None:
+                    return
+                _bring_in(addresses[block.shard], shards, headers[block.shard], block)
+                tally.add(data_bytes_of(block))
+        except BaseException as error:
+            tally.fail(error)
+
+    threads = []
+    for number in range(min(THREADS, len(blocks))):
+        thread = threading.Thread(target=work, name=f"load-map-{number}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # fewer will do
+            break
+        threads.append(thread)
+    if not threads:
+        work()
+    tally.watch(threads, progress)
+
+
 def _map(header: Header, descriptor: int) -> mmap.mmap:
     try:
-        return mmap.mmap(descriptor, header.size_bytes, access=mmap.ACCESS_COPY)
+        content = mmap.mmap(descriptor, header.size_bytes, access=mmap.ACCESS_COPY)
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise LoadError(
@@ -94,29 +161,32 @@ def _map(header: Header, descriptor: int) -> mmap.mmap:
         raise MapRefused(header, error) from error
     except ValueError as error:  # the file is shorter than the map would be
         raise LoadError(f"{_name(header)}: is shorter than the {header.size_bytes} bytes it had", "changed") from error
+    with contextlib.suppress(OSError):  # a kernel without huge pages brings in small ones
+        content.madvise(MADV_HUGEPAGE)
+    content.madvise(mmap.MADV_RANDOM)  # what lies ahead is another thread's
+    return content
 
 
-def _bring_in(content: mmap.mmap, shards: OpenShards, shard: int, header: Header, offset: int, length: int) -> None:
-    ahead = offset + length
-    if ahead < header.size_bytes:
-        os.posix_fadvise(shards.descriptors[shard], ahead, AHEAD_BLOCKS * BLOCK_BYTES, os.POSIX_FADV_WILLNEED)
+def _bring_in(address: int, shards: OpenShards, header: Header, block: Block) -> None:
+    if not block.is_cached:
+        shards.ahead.bring_in(block.shard, block.offset, block.length)
     try:
-        content.madvise(MADV_POPULATE_READ, offset, length)
+        populate(address + block.offset, block.length)
     except OSError as error:
         # Either the file is cut short or the disk fails, and reading it says which; or the kernel
         # is older than 5.14, where reading is as good; or this filesystem can only be read.
-        _read_through(shards, shard, header, offset, length)
+        _read_through(shards, header, block)
         if error.errno not in (errno.EINVAL, errno.ENOSYS):
             raise MapRefused(header, error) from error
 
 
-def _read_through(shards: OpenShards, shard: int, header: Header, offset: int, length: int) -> None:
+def _read_through(shards: OpenShards, header: Header, block: Block) -> None:
     """Read a block and drop it; a file cut short or a failing disk is named by whoever reads."""
-    first = max(offset, header.data_start)
-    view = memoryview(bytearray(min(4 << 20, length)))
-    while first < offset + length:
-        part = view[: min(len(view), offset + length - first)]
-        shards.read(shard, first - header.data_start, part)
+    first, end = max(block.offset, header.data_start), block.offset + block.length
+    view = memoryview(bytearray(min(4 << 20, block.length)))
+    while first < end:
+        part = view[: min(len(view), end - first)]
+        shards.read(block.shard, first - header.data_start, part)
         first += len(part)
 
 

@@ -15,8 +15,9 @@ from remote_agent.loader.cleanup import Settling, finally_do, on_failure
 from remote_agent.loader.outcome import Memory, Outcome, odd_counters, tensors_in
 from remote_agent.loader.plan import Plan, plan_placement
 from remote_agent.loader.progress import Announce, Progress
+from remote_agent.loader.registrations import Registrations
 from remote_agent.loader.ring import CEILING_COPY_BYTES
-from remote_agent.loader.route import choose_route
+from remote_agent.loader.route import choose_route, route_registered
 from remote_agent.loader.shards import OpenShards
 from remote_agent.loader.transfer import Transfer
 from remote_agent.protocol.messages import WeightsPolicy
@@ -34,6 +35,7 @@ def load_onto_gpu(
     announce: Announce,
     memory: Memory | None,
     meanwhile: Callable[[], None] | None,
+    registered: Registrations | None,
 ) -> Outcome:
     """Return every tensor of ``checkpoint`` on ``device``.
 
@@ -43,9 +45,13 @@ def load_onto_gpu(
     plan = plan_placement(checkpoint)
     base = _allocate(device, plan, memory or device.allocate)
     allocated = time.monotonic_ns()
-    route = choose_route(checkpoint, shards, policy, device.runtime, device.ordinal, device.ring.limits)
+    kept = registered if policy.path in ("auto", "mapped") else None
+    if kept is not None:
+        route = route_registered(checkpoint, device.ring.limits)
+    else:
+        route = choose_route(checkpoint, shards, policy, device.runtime, device.ordinal, device.ring.limits)
     chosen = time.monotonic_ns()
-    transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce)
+    transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce, kept)
     with on_failure(transfer.close):
         arrived = _move(transfer, device, progress, meanwhile)
         going_on = time.monotonic_ns()
@@ -55,7 +61,8 @@ def load_onto_gpu(
         ceiling = _ceiling(device, checkpoint)
     settling = Settling(partial(_close_on, device, transfer), "load-unregister")
     moved = transfer.moved()
-    steps = {"allocate": allocated - begun, "route": chosen - allocated, **moved.steps, "views": ended - arrived}
+    steps = {"allocate": allocated - begun, "route": chosen - allocated, "move": arrived - chosen, **moved.steps}
+    steps["views"] = ended - arrived
     counters = {**moved.counters, **odd_counters(plan)}
     return Outcome(tensors, moved.path, moved.reasons, steps, begun, ended, ceiling, counters, base, plan, settling)
 

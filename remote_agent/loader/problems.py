@@ -58,3 +58,8 @@ def listed(names: Iterable[str], limit: int = LISTED_NAMES) -> str:
 def counted(count: int, noun: str) -> str:
     """Return ``1 tensor`` or ``3 tensors``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def gigabytes(size_bytes: int) -> str:
+    """Return a size in words; a small one to the byte."""
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 10**7 else f"{size_bytes} bytes"

@@ -88,6 +88,14 @@ def choose_route(
     )
 
 
+def route_registered(checkpoint: Checkpoint, limits: LoaderLimits) -> Route:
+    """Return the route where every shard is registered already: one thread sends all of it."""
+    chunks = tuple(Chunk(segment, True) for segment in cut_segments(checkpoint, limits.mixed.buffer_bytes))
+    size_bytes = sum(chunk.segment.length for chunk in chunks)
+    counters = {"cached_bytes": size_bytes, "segments": len(chunks)}
+    return Route(limits.mixed, chunks, (), maps=True, maps_alone=True, counters=counters)
+
+
 def find_map_refusal(checkpoint: Checkpoint, runtime: Calls, ordinal: int, limits: LoaderLimits) -> str | None:
     """Return why no shard can be registered for a device to read, or None if nothing is known against it."""
     try:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from remote_agent.errors import CheckpointError, LoadError
+from remote_agent.loader.cleanup import finally_do
 from remote_agent.loader.files import describe, identity_of, open_regular, read_into
 from remote_agent.loader.headers import Header
 from remote_agent.loader.problems import shown
+from remote_agent.loader.read_ahead import ReadAhead
 from remote_agent.protocol.internal import ShardIdentity
 
 _FIELDS = (
@@ -31,6 +34,7 @@ class OpenShards:
     def __init__(self, headers: Sequence[Header], expected: Sequence[ShardIdentity] = ()) -> None:
         self._headers = headers
         self.descriptors: list[int] = []
+        self.ahead = ReadAhead(self.descriptors, [header.size_bytes for header in headers])
         known = {identity.path: identity for identity in expected}
         try:
             for header in headers:
@@ -51,9 +55,10 @@ class OpenShards:
         self.close()
 
     def close(self) -> None:
-        descriptors, self.descriptors = self.descriptors, []
-        for descriptor in descriptors:
-            os.close(descriptor)
+        """Wait for what is being read ahead and close every file. Raises: OSError"""
+        closing = [partial(os.close, descriptor) for descriptor in self.descriptors]
+        with finally_do(self.ahead.close, self.descriptors.clear, *closing):
+            pass
 
     def read(self, shard: int, offset: int, view: memoryview) -> None:
         """Fill ``view`` from ``offset`` of the data section; may be called from any thread.
@@ -67,10 +72,6 @@ class OpenShards:
             raise self.unreadable(shard, header.data_start + offset, error) from error
         if got < len(view):
             raise self.ended_early(shard, header.data_start + offset + got)
-
-    def read_ahead(self, shard: int, place: int, length: int) -> None:
-        """Let the kernel bring ``length`` bytes from byte ``place`` of the file into the page cache; waits for none."""
-        os.posix_fadvise(self.descriptors[shard], place, length, os.POSIX_FADV_WILLNEED)
 
     def unreadable(self, shard: int, place: int, error: OSError) -> LoadError:
         """Return the error of a shard that can't be read at byte ``place`` of the file."""

@@ -14,7 +14,7 @@ from remote_agent.loader.ring import Buffer, Lane, PinnedRing
 
 if TYPE_CHECKING:
     from remote_agent.loader.headers import Header
-    from remote_agent.loader.plan import Plan, Segment
+    from remote_agent.loader.plan import Plan
     from remote_agent.loader.progress import Tally
     from remote_agent.loader.schedule import Chunk, SegmentQueue
     from remote_agent.loader.shards import OpenShards
@@ -94,12 +94,8 @@ class Readers:
                 return "direct", self._direct.read(segment, buffer.view)
             except DirectRefused:
                 pass  # `DirectShards.refusal` tells
-        if not chunk.is_cached:
-            self._ask_for(segment)
+        if not chunk.is_cached:  # the kernel's own read-ahead stays some hundred kilobytes ahead
+            place = self._headers[segment.shard].data_start + segment.offset
+            self._shards.ahead.bring_in(segment.shard, place, segment.length)
         self._shards.read(segment.shard, segment.offset, buffer.view[: segment.length])
         return "staged", 0
-
-    def _ask_for(self, segment: Segment) -> None:
-        """Have the whole segment read at once: the kernel's own read-ahead stays some hundred kilobytes ahead."""
-        place = self._headers[segment.shard].data_start + segment.offset
-        self._shards.read_ahead(segment.shard, place, segment.length)

@@ -21,7 +21,8 @@ from remote_agent.loader.direct import DirectShards
 from remote_agent.loader.plan import Plan
 from remote_agent.loader.problems import shown
 from remote_agent.loader.progress import Announce, Progress, Tally
-from remote_agent.loader.registrar import Registrar, RegistrationRefused
+from remote_agent.loader.registrar import Registrar
+from remote_agent.loader.registrations import RegistrationRefused, Registrations
 from remote_agent.loader.ring import Lane
 from remote_agent.loader.route import Route
 from remote_agent.loader.schedule import Chunk, SegmentQueue
@@ -31,7 +32,7 @@ from remote_agent.loader.staged import Readers
 if TYPE_CHECKING:
     from remote_agent.devices.cuda import CudaDevice
 
-WAYS = ("mapped", "staged", "direct")
+WAYS = ("registered", "mapped", "staged", "direct")
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Moved:
 
 
 class Transfer:
-    """One transfer; `run` it once, in any thread, then `close` it, which gives registrations back."""
+    """One transfer; `run` it once, in any thread, then `close` it, which gives back all registrations but ``kept``."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Transfer:
         shards: OpenShards,
         route: Route,
         announce: Announce,
+        kept: Registrations | None = None,
     ) -> None:
         self._checkpoint, self._route = checkpoint, route
         self._ring = device.ring
@@ -72,9 +74,10 @@ class Transfer:
             checkpoint.shards, plan, target, self._ring, shards, self._queue, self._tally, self._direct,
             route.reads_all_direct,
         )  # fmt: skip
-        self._registrar = Registrar(checkpoint, plan, target, shards, device.runtime, self._ring, announce)
+        self._registrar = Registrar(checkpoint, plan, target, shards, device.runtime, self._ring, announce, kept)
         self._refusals: list[str] = []
-        self._mapped_bytes = self._registrations = 0
+        self._sent = {"registered": 0, "mapped": 0}
+        self._registrations = 0
 
     def run(self, progress: Progress) -> None:
         """Move every byte and wait for the last copy.
@@ -108,7 +111,7 @@ class Transfer:
         if self._direct is not None and self._direct.refusal is not None:
             reasons.append(f"{self._direct.refusal}; read through the page cache")
         counters = {
-            "mapped_bytes": self._mapped_bytes,
+            **{f"{way}_bytes": count for way, count in self._sent.items()},
             "staged_bytes": self._readers.moved("staged"),
             "direct_bytes": self._readers.moved("direct"),
             "registrations": self._registrations,
@@ -167,14 +170,14 @@ class Transfer:
                     self._refuse(chunks, f"registration refused: {name} is registered by another load")
                     elsewhere.add(shard)
                     continue
-                self._registrar.send(lane, chunks)
+                way = self._registrar.send(lane, chunks)
             except RegistrationRefused as refusal:
                 self._refuse(chunks, str(refusal))
                 return
             self._queue.settle()
             length = sum(chunk.segment.length for chunk in chunks)
-            self._registrations += 1
-            self._mapped_bytes += length
+            self._registrations += way == "mapped"
+            self._sent[way] += length
             self._tally.add(length)
             if self._limits.registered_bytes is not None:
                 self._registrar.give_back(self._limits.registered_bytes)

@@ -46,6 +46,13 @@ class Channel:
         """Wait for the next message."""
         return self._incoming.get()
 
+    def receive_within(self, timeout_s: float) -> InternalMessage | None:
+        """Return the next message, or None if none came in time."""
+        try:
+            return self._incoming.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
     def _read_until_closed(self) -> None:
         reader = FrameReader()
         try:

@@ -70,7 +70,7 @@ def check_recipe(recipe: Recipe, cache_directory: Path | None = None) -> Preflig
     checkpoint = examination.checkpoint
     extra: dict[str, Fact] = {"ignored": len(examination.ignored)}
     if checkpoint is not None:
-        if recipe.model.adapter == "native":
+        if recipe.model.adapter == "native" and recipe.builds_model:
             problems += _check_native(checkpoint.root, recipe)
         extra["config"] = (checkpoint.root / "config.json").is_file()
         extra["filesystem"] = filesystem_of(checkpoint.root)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from remote_agent.errors import AgentError, DeviceError, KeeperError, ResidentLostError
 from remote_agent.pipeline.failures import describe_failure, fail, one_line
+from remote_agent.pipeline.host import HostShards
 from remote_agent.pipeline.imports import import_model_code
 from remote_agent.pipeline.timing import Stages
 from remote_agent.protocol.internal import (
@@ -68,6 +69,7 @@ class Runner:
         self._has_context = False
         self._held: Held | None = None
         self._settle: Callable[[], int] | None = None
+        self._host = HostShards()
 
     def run(self, job: WorkerJob) -> bool:
         """Do one job and report how it went; False if it failed, or was called off before it could go.
@@ -84,7 +86,7 @@ class Runner:
 
     def _run_stages(self, job: WorkerJob, stages: Stages) -> bool:
         device = self._initialise(job, stages)
-        if self._held is None:
+        if self._held is None and job.recipe.builds_model:
             # Time that preflight takes anyway.
             import_model_code(Path(job.recipe.model.path).expanduser())
         go = self._line.receive()
@@ -93,6 +95,9 @@ class Runner:
         if not isinstance(go, WorkerGo):
             raise fail("protocol", f"a worker waits to be told to go on, not for a {type(go).__name__}")
         self._open_context(device, stages)
+        if job.recipe.target_tier == "host":
+            self._line.send(self._host.keep(job.recipe, go, device, stages, self._tell))
+            return True
         from remote_agent.pipeline import first_request, hold, keeping
 
         keeper = keeping.Keeping(job, go)
@@ -160,7 +165,7 @@ class Runner:
         backing = found.backing
         with stages.measure("assign", device) as measure:
             warm, findings = assign.assign_module(recipe, found.folder, found.tensors, device.torch_device, measure)
-            settle = found.settle
+            settle = self._host.let_go(device, found.settle)
             del found
         for finding in findings:
             self._tell(finding)
@@ -186,7 +191,8 @@ class Runner:
             except (KeeperError, ResidentLostError, DeviceError) as error:
                 self._give_up_resident(keeper, error, measure)
         report = _progress(stages, "weights", "bytes", measure.start_mono_ns)
-        return weights.load_weights(job.recipe, device, go.shards, measure, report)
+        registered = self._host.of(go.shards, self._tell)
+        return weights.load_weights(job.recipe, device, go.shards, measure, report, registered)
 
     def _give_up_resident(self, keeper: Keeping, error: AgentError, measure: Measure) -> None:
         """Say that the weights are loaded again; memory that can't be used is dropped, for nobody else can use it."""

@@ -23,6 +23,7 @@ from remote_agent.resident.checksum import sampled_checksum
 if TYPE_CHECKING:
     import torch
 
+    from remote_agent.loader.registrations import Registrations
     from remote_agent.resident.memory import SharedMemory
 
 
@@ -66,10 +67,12 @@ def load_weights(
     shards: tuple[ShardIdentity, ...],
     measure: Measure,
     progress: Callable[[int, int], None],
+    registered: Registrations | None = None,
 ) -> Weights:
     """Return the checkpoint's tensors on ``device``; the shards must still be the same.
 
-    Where the recipe wants them to outlive this process they lie in sealed memory, which nothing can write any more.
+    ``registered`` are these very shards, where this process keeps them so. Where the recipe wants them to
+    outlive this process they lie in sealed memory, which nothing can write any more.
     Raises: CheckpointError or LoadError naming the file.
     """
     found = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
@@ -85,6 +88,7 @@ def load_weights(
         announce=measure.announce,
         settles_later=True,
         meanwhile=None if rehearsal is None else rehearsal.run,
+        registered=registered,
     )
     shared: list[SharedMemory] = []
 

@@ -128,11 +128,13 @@ class WorkerGo:
     """Preflight has passed: the device may be touched now.
 
     ``resident``: the name under which the keeper has these weights (``is_resident``), or may be given them.
+    ``registered_bytes``: of the host's memory, what workers keep registered of other files.
     """
 
     shards: tuple[ShardIdentity, ...]
     resident: str | None = None
     is_resident: bool = False
+    registered_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,16 +178,18 @@ class WorkerFinding:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """Every stage is done and the model is held. ``first_output_mono_ns`` is a point in time.
+    """Every stage is done and the model is held. ``first_output_mono_ns`` is a point in time, if there was an output.
 
     ``tier`` is ``standby`` where the worker holds it. ``resident``: what the keeper has it as, if it has it.
+    Without ``is_held`` nobody holds anything: the bytes are in the page cache, which the kernel keeps.
     """
 
-    first_output_mono_ns: int
+    first_output_mono_ns: Union[int, None]
     output: str
     tier: Tier
     bytes: int
     resident: str | None = None
+    is_held: bool = True
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,13 @@ class WorkerLostResident:
 @dataclass(frozen=True)
 class WorkerFailed:
     failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkerLetsGo:
+    """What this process holds is of no use any more; it ends by itself."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -220,8 +231,8 @@ class SamplerReport:
 
 InternalMessage = Union[
     PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerGo, WorkerStage,
-    WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerRelease,
-    SamplerReport,
+    WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerLetsGo,
+    WorkerRelease, SamplerReport,
 ]  # fmt: skip
 
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}

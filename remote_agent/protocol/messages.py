@@ -165,11 +165,13 @@ class Hold(Checked):
     """Who keeps the warm model, and for how long (``None``: until released).
 
     ``make_room``: where its memory is short, residents go that nobody is attached to, the least recently used first.
+    ``lock``: a process stays that locks the page cache's pages; for a ``target_tier`` of ``cached``.
     """
 
     owner: str | None = None
     ttl_s: float | None = None
     make_room: bool = False
+    lock: bool = False
 
     def value_problems(self) -> Iterator[str]:
         if self.ttl_s is not None and self.ttl_s <= 0:
@@ -197,6 +199,16 @@ class Recipe(Checked):
     hold: Hold = field(default_factory=Hold)
     trust_remote_code: bool = False
 
+    @property
+    def needs_device(self) -> bool:
+        """Whether a run does anything on a device: ``cached`` is the host's page cache."""
+        return self.target_tier != "cached"
+
+    @property
+    def builds_model(self) -> bool:
+        """Whether a run makes a model of the weights: the tiers before ``resident`` are bytes alone."""
+        return self.target_tier in ("resident", "standby")
+
     def value_problems(self) -> Iterator[str]:
         if not self.devices:
             yield "devices: name at least one device"
@@ -207,6 +219,10 @@ class Recipe(Checked):
             yield "devices: 'auto' and 'all' stand alone"
         if len(set(self.devices)) < len(self.devices):
             yield "devices: a device is named twice"
+        if self.target_tier == "host" and "cpu" in self.devices:
+            yield "target_tier: host registers files with a GPU, and devices names cpu: cached is what a CPU has"
+        if self.hold.lock and self.target_tier != "cached":
+            yield f"hold.lock: locks the page cache at target_tier cached, and target_tier is {self.target_tier}"
         for stage, limit in self.deadlines.items():
             if stage not in NATIVE_STAGES:
                 yield f"deadlines.{stage}: is not a stage; stages are {', '.join(NATIVE_STAGES)}"
@@ -296,7 +312,7 @@ class DaemonStarted:
 
 @dataclass(frozen=True)
 class RunAccepted:
-    """``tier_from`` is ``standby`` or ``cold`` here; ``cached`` is known only after preflight (`StageRecord.extra`)."""
+    """``tier_from`` is that of a process that waits, or ``cold``; the rest preflight finds (`StageRecord.extra`)."""
 
     recipe: Recipe
     recipe_hash: str
@@ -338,6 +354,10 @@ class Finding:
     code: str
     severity: Literal["info", "warning", "error"]
     text: str
+
+
+JOURNAL_UNWRITABLE = "journal_unwritable"
+"""Code of a refusal, and of a probe's finding: what happens is told only once the host's disk takes it."""
 
 
 @dataclass(frozen=True)

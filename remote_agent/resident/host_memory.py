@@ -29,6 +29,7 @@ class HostMemory:
         except (OSError, AttributeError) as error:
             raise DeviceError(f"memfd_create failed: {error}", "memfd_create", "unavailable") from error
         try:
+            os.fchmod(self._descriptor, 0o600)  # or another user who is lent it could open it anew, to write
             os.ftruncate(self._descriptor, self.size_bytes)
             self._mapping = _map(self._descriptor, self.size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, lambda: None)
         except OSError as error:

@@ -18,9 +18,13 @@ from remote_agent.client import Client, open_client
 from remote_agent.errors import RefusedError
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import (
+    JOURNAL_UNWRITABLE,
     Actor,
+    Empty,
     Event,
     Finding,
+    Heartbeat,
+    Probe,
     ReleaseParams,
     ReleaseResult,
     RunFinished,
@@ -49,7 +53,11 @@ class Ended(KeyboardInterrupt):
 
 def main(argv: list[str]) -> int:
     """Return 0 when the model is ready, 1 when the run ended otherwise, 2 for a usage error, 130 if interrupted."""
-    parser = make_parser("run", "Warm a recipe through every stage and keep the model until it is released.")
+    parser = make_parser(
+        "run",
+        "Warm a recipe as far as its target_tier says (cached, host, resident or standby) and keep that until it is "
+        "released.",
+    )
     parser.add_argument(
         "recipe", type=path_argument, help="a recipe in TOML or JSON; relative paths in it start at its own folder"
     )
@@ -88,9 +96,18 @@ def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespac
         _tell(f"{str(interrupt) or 'SIGINT'}: cancelling run {params.run_uid}")
         record = client.call("run.cancel", RunUidParams(params.run_uid), RunResult).run
     if arguments.release and record.state is RunState.READY:
-        client.call("resident.release", ReleaseParams(params.run_uid), ReleaseResult)
+        _release(client, params.run_uid)
     show(json.dumps(encode(record), indent=2) if arguments.json else "\n".join(_end_lines(record)))
     return code or (0 if record.state is RunState.READY else FAILED)
+
+
+def _release(client: Client, run_uid: str) -> None:
+    """Let go what a run left; a run that ended in the page cache left nothing that anybody holds."""
+    try:
+        client.call("resident.release", ReleaseParams(run_uid), ReleaseResult)
+    except RefusedError as refusal:
+        if refusal.code != "no_such_resident":
+            raise
 
 
 class _Printer:
@@ -119,8 +136,11 @@ def _tell(line: str) -> None:
 
 
 def _wait(client: Client, run_uid: str, show: Callable[[str], None]) -> RunRecord:
+    is_told = False
     for notification in client.notifications():
         event = notification.params
+        if isinstance(event, Heartbeat) and not is_told:
+            is_told = _tell_delay(client)
         if not isinstance(event, Event) or event.run_uid != run_uid:
             continue
         if isinstance(event.data, RunFinished):
@@ -130,6 +150,15 @@ def _wait(client: Client, run_uid: str, show: Callable[[str], None]) -> RunRecor
         if isinstance(event.data, Finding):
             show(f"  {event.data.severity}: {event.data.text}")
     raise RefusedError("no_end", "the agent stopped telling")  # notifications() does not end by itself
+
+
+def _tell_delay(client: Client) -> bool:
+    """Tell a person that the agent holds events back, and return whether it does."""
+    findings = client.call("probe", Empty(), Probe).findings
+    delays = [finding.text for finding in findings if finding.code == JOURNAL_UNWRITABLE]
+    for text in delays:
+        _tell(f"{text}; the run goes on, 'status' shows it")
+    return bool(delays)
 
 
 def _stage_line(stage: StageRecord) -> str:
@@ -145,9 +174,9 @@ def _stage_line(stage: StageRecord) -> str:
 def _end_lines(record: RunRecord) -> Iterator[str]:
     wall_s = (record.wall_ns or 0) / 1e9
     if record.state is RunState.READY:
-        first_s = (record.first_output_ns or 0) / 1e9
         tier = record.tier_to.value if record.tier_to else "?"
-        yield f"ready in {wall_s:.3f} s, first output after {first_s:.3f} s; {record.tier_from.value} -> {tier}"
+        first = "" if record.first_output_ns is None else f", first output after {record.first_output_ns / 1e9:.3f} s"
+        yield f"ready in {wall_s:.3f} s{first}; {record.tier_from.value} -> {tier}"
         return
     yield f"{record.state.value} after {wall_s:.3f} s"
     if record.failure is not None:

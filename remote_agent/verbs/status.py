@@ -30,5 +30,7 @@ def _status(arguments: argparse.Namespace) -> int:
         print(f"{held.tier.value}  {held.recipe} on {held.device}  {size}  run {held.run_uid}{attached}")
     if not status.runs and not status.residents:
         print("nothing runs and nothing is held")
+    for finding in status.probe.findings if status.probe else ():
+        print(f"{finding.severity}: {finding.text}")
     print("  ".join(f"{name}: {pid}" for name, pid in status.processes.items() if pid is not None))
     return 0

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from bench import loaders
 from bench.gpu_table import make_table
+from remote_agent import devices
+from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,11 +37,12 @@ def test_every_load_is_kept_checked_and_tabled(folder: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
 
     done = run_bench(
-        str(folder), "--device", "cpu", "--quick", "--parts", "warm", "cold-peers", "--peers", "safetensors",
+        str(folder), "--device", "cpu", "--quick", "--parts", "warm", "host", "cold-peers", "--peers", "safetensors",
         "--out", str(out),
     )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (0, "")
+    assert "host: a CPU has nothing to register with" in done.stdout
     records = [json.loads(line) for line in (out / "raw.jsonl").read_text().splitlines()]
     counts: dict[tuple[str, str], int] = {}
     for record in records[1:]:
@@ -60,6 +65,20 @@ def test_a_loader_that_is_not_there_is_named(folder: Path) -> None:
     assert done.returncode == 0
     assert "- instanttensor: ModuleNotFoundError" in done.stdout
     assert run_bench(str(folder / "none")).returncode == 2
+
+
+def test_a_process_that_keeps_shards_registered_loads_from_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its loads copies what was registered once, and gives every tensor."""
+    gpu = FakeGpu(FakeRuntime())
+    monkeypatch.setattr(devices, "open_device", lambda name: gpu)
+    load = loaders.use_host(folder, sorted(folder.glob("*.safetensors")), "cuda:0")
+    for _ in range(2):
+        tensors, figures = load({}, ExitStack())
+
+        assert (figures["path"], figures["counters"]["registrations"]) == ("registered", 0)
+        assert figures["steps_ns"]["move"]
+        assert torch.equal(tensors["w1"], torch.arange(1 << 18) + 1)
+    assert gpu.fake_runtime.errors == []
 
 
 def test_the_table_gives_medians_beside_their_ceiling() -> None:

@@ -23,13 +23,14 @@ def test_a_directory_is_made_and_found_usable(tmp_path: Path) -> None:
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
-    """The line has the path and the system's own word."""
-    blocked = tmp_path / "file"
+    """The line has the path and says what it is; so has that of a link that leads nowhere."""
+    blocked, dangling = tmp_path / "file", tmp_path / "link"
     blocked.touch()
+    dangling.symlink_to(tmp_path / "nowhere")
 
-    problem = caches.find_cache_problem(blocked / "cache")
-
-    assert problem == f"{blocked / 'cache'}: Not a directory"
+    assert caches.find_cache_problem(blocked / "cache") == f"{blocked / 'cache'}: Not a directory"
+    for path in (blocked, dangling):
+        assert caches.find_cache_problem(path) == f"{path}: is a file, or a link that leads nowhere, not a directory"
 
 
 def test_a_directory_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
@@ -45,6 +46,21 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 4321, -1)
 
     assert "belongs to uid 4321" in str(caches.find_cache_problem(tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["functions", "inductor"])
+def test_a_folder_of_the_cache_that_others_may_write_is_refused(tmp_path: Path, folder: str) -> None:
+    """A cache that was copied with its owners, or opened to all, is somebody else's code too."""
+    below = tmp_path / folder
+    below.mkdir()
+    assert caches.find_cache_problem(tmp_path) is None
+
+    below.chmod(0o777)
+    assert caches.find_cache_problem(tmp_path) == f"{below}: everybody may write there (mode 777)"
+    if os.geteuid() == 0:
+        below.chmod(0o755)
+        os.chown(below, 4321, -1)
+        assert f"{below}: belongs to uid 4321" in str(caches.find_cache_problem(tmp_path))
 
 
 def test_a_full_disk_is_refused_with_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def test_a_directory_without_records_has_none(tmp_path: Path) -> None:
         {"objects": [{"path": "../../etc/passwd", "size_bytes": 1}]},
         {"objects": [{"path": "/etc/passwd", "size_bytes": 1}]},
         {"objects": [{"path": "a\0b", "size_bytes": 1}]},
+        {"objects": [{"path": "a\ud800", "size_bytes": 1}]},
         {"functions": [{"path": "a", "size_bytes": "1"}]},
         {"functions": [{"path": 1, "size_bytes": 1}]},
         {"functions": ["a"]},
@@ -163,6 +164,30 @@ def test_records_longest_unused_are_dropped_with_their_functions(
 
     assert {record.key["torch"] for record in read_records(tmp_path)} == {"0", "2"}
     assert [path.name for path in (tmp_path / "functions").iterdir()] == [digest_key(records[0].key)]
+
+
+@pytest.mark.parametrize("name", ["...json", "..json", "other.json"])
+def test_a_foreign_name_drops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The functions of what is dropped are named by the file, which may lead out of their folder."""
+    monkeypatch.setattr(compile_records, "MAX_RECORDS", 1)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / name).touch()
+    os.utime(tmp_path / "records" / name, (0, 0))
+    (tmp_path / "functions" / "kept").mkdir(parents=True)
+
+    write_record(tmp_path, RECORD)
+
+    assert (tmp_path / "functions" / "kept").is_dir()
+    assert read_records(tmp_path) == (RECORD,)
+
+
+def test_a_record_that_goes_while_it_is_listed_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker may drop some at any time."""
+    write_record(tmp_path, RECORD)
+    names = [f"{'0' * 32}.json", *(path.name for path in (tmp_path / "records").iterdir()), f"{'f' * 32}.json"]
+    monkeypatch.setattr(os, "listdir", lambda folder: names)
+
+    assert read_records(tmp_path) == (RECORD,)
 
 
 def test_the_last_used_comes_first(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from remote_agent.errors import RecipeError
-from remote_agent.protocol.messages import CompilePolicy, ModelSource, Recipe
-from remote_agent.recipe import LIMIT_BYTES, read_recipe, resolve_paths
+from remote_agent.protocol.messages import CompilePolicy, Hold, ModelSource, Recipe
+from remote_agent.recipe import LIMIT_BYTES, model_hash, read_recipe, recipe_hash, resolve_paths
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
@@ -61,3 +61,29 @@ def test_relative_paths_start_at_the_folder_given(path: str, resolved: str) -> N
 
     assert (found.model.path, found.compile.cache_directory) == (resolved, resolved)
     assert resolve_paths(Recipe("r", ModelSource(path)), Path("/recipes")).compile.cache_directory is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('"target_tier": "host", "devices": ["cpu"]', "target_tier: host registers files with a GPU"),
+        ('"hold": {"lock": true}', "hold.lock: locks the page cache at target_tier cached, and target_tier is standby"),
+    ],
+)
+def test_a_tier_that_can_never_be_reached_is_refused(tmp_path: Path, change: str, words: str) -> None:
+    """What does not fit together is said when the recipe is read, before any host is asked."""
+    path = tmp_path / "r.json"
+    path.write_text(f'{{"model": {{"path": "/m"}}, {change}}}')
+
+    with pytest.raises(RecipeError, match=words):
+        read_recipe(path)
+
+
+def test_recipes_of_one_model_have_its_hash_in_common() -> None:
+    """What they make of its files, and for how long, is each recipe's own."""
+    first = Recipe("a", ModelSource("/m"), target_tier="host")
+    second = Recipe("b", ModelSource("/m"), dtype="float16", hold=Hold(ttl_s=1))
+
+    assert model_hash(first) == model_hash(second)
+    assert model_hash(first) != model_hash(Recipe("a", ModelSource("/m", "main")))
+    assert recipe_hash(first) != recipe_hash(second)

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +19,10 @@ from safetensors.torch import save_file
 import remote_agent
 from remote_agent import resident_client
 from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
-from remote_agent.errors import DeviceError, KeeperError, NotResidentError, ResidentLostError
+from remote_agent.errors import DeviceError, KeeperError, NotResidentError, ResidentLostError, StateDirError
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
+from remote_agent.loader.load import Loaded, load
+from remote_agent.resident.manifest import write_manifest
 from remote_agent.resident_client import Attached, attach
 from tests.remote_agent import checkpoints
 from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, eventually
@@ -114,8 +118,8 @@ def test_private_tensors_may_be_written_and_no_other_process_sees_it(
     resident: str,
     state: StateDir,
 ) -> None:
-    """They are copies; an unknown name is refused."""
-    with attach("tiny", state_dir=state.root, private=["long"]) as attached:
+    """They are copies; one name is a name, not its letters; an unknown name is refused."""
+    with attach("tiny", state_dir=state.root, private="long") as attached:
         attached.tensors["long"].zero_()
         with attach("tiny", state_dir=state.root) as other:
             assert torch.equal(other.tensors["long"], SEVERAL_DTYPES["long"])
@@ -155,12 +159,21 @@ def test_what_is_not_resident_is_said_with_what_is(resident: str, state: StateDi
     assert caught.value.resident == (resident,)
     with pytest.raises(NotResidentError, match="tiny is not resident on GPU-1; resident is:"):
         attach("tiny", state_dir=state.root, device="GPU-1")
+    with pytest.raises(NotResidentError, match="is not resident; resident is:"):
+        attach("/models/\0tiny", state_dir=state.root)
 
 
-def test_without_a_keeper_nothing_is_resident(state: StateDir) -> None:
-    """A host on which no agent ever ran is no other case."""
-    with pytest.raises(NotResidentError, match="nothing is resident: no keeper listens at"):
-        attach("tiny", state_dir=state.root)
+def test_without_a_keeper_nothing_is_resident(state: StateDir, tmp_path: Path, model: Path) -> None:
+    """A host on which no agent ever ran, without a state directory, is no other case: a fallback is loaded."""
+    never = tmp_path / "home" / "glowplug-agent"
+    for root in (state.root, never):
+        with pytest.raises(NotResidentError, match=f"nothing is resident: no keeper listens at {root}/run"):
+            attach("tiny", state_dir=root)
+    with attach("tiny", state_dir=never, fallback=model, device="cpu") as attached:
+        assert equal(attached, SEVERAL_DTYPES)
+    state.run.chmod(0o755)
+    with pytest.raises(StateDirError, match="mode 0755 lets others in"):
+        attach("tiny", state_dir=state.root, fallback=model)
 
 
 def test_a_name_that_means_several_is_not_guessed(
@@ -209,6 +222,29 @@ def test_memory_whose_bytes_are_others_is_lost(keeper: int, state: StateDir, mod
         assert "checksum" in (attached.reason or "")
 
 
+def test_what_is_lost_is_not_mapped_beside_what_is_loaded_instead(
+    keeper: int, state: StateDir, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device need not have room for a model twice."""
+    keeping, keepable = keeping_for(state, model), load_shared(model, resident_client.CpuDevice())
+    object.__setattr__(keepable, "checksum", "00" * 16)
+    keeping.keep(keepable)
+    keepable.memory.close()
+    del keepable
+    gc.collect()
+    maps: list[str] = []
+
+    def load_and_look(*args: Any, **options: Any) -> Loaded:
+        maps.append(Path("/proc/self/maps").read_text())
+        return load(*args, **options)
+
+    monkeypatch.setattr(resident_client, "load_checkpoint", load_and_look)
+    with attach("tiny", state_dir=state.root, fallback=model, device="cpu") as attached:
+        assert "checksum" in (attached.reason or "")
+
+    assert ["glowplug-weights" in one for one in maps] == [False]
+
+
 def test_a_manifest_that_lies_is_nobody_s_model(
     resident: str,
     state: StateDir,
@@ -226,6 +262,21 @@ def test_a_manifest_that_lies_is_nobody_s_model(
     gc.collect()
     assert at_rest(keeper) == before
     assert len(os.listdir("/proc/self/fd")) == ours  # noqa: PTH208
+
+
+def test_a_manifest_under_another_name_is_nobody_s_model(resident: str, state: StateDir, model: Path) -> None:
+    """What it calls itself is not said to the keeper, nor offered to anybody."""
+    keepable = load_shared(model, resident_client.CpuDevice())
+    manifest = replace(keeping_for(state, model)._manifest(keepable), name="llamé\ndrop! other", recipe="liar")
+    descriptors = [write_manifest(manifest, keepable.entries), keepable.memory.export()]
+    ask(KeeperAddress(state), "put liar@cpu", descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    keepable.memory.close()
+
+    with pytest.raises(NotResidentError) as caught:
+        attach("liar", state_dir=state.root)
+    assert caught.value.resident == (resident,)
 
 
 def test_another_user_s_socket_is_enough(resident: str, state: StateDir, tmp_path: Path) -> None:

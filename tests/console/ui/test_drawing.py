@@ -164,6 +164,35 @@ def test_the_next_start_is_told_where_history_knows_it() -> None:
     assert "next 37 ms" in text_of(replace(state, baselines=baselines))
 
 
+@pytest.mark.parametrize("tier", [Tier.CACHED, Tier.HOST])
+def test_the_next_start_counts_from_files_that_any_recipe_can_use(tier: Tier) -> None:
+    """Another recipe's run holds the model's pages; a start of this one begins there. Another model's say nothing."""
+    held = replace(scenes.resident("run-2", recipe="llama-files"), tier=tier)
+    baselines = {
+        (scenes.HASH, tier): replace(scenes.BASELINE, wall_ns=37 * MS),
+        (scenes.HASH, Tier.COLD): replace(scenes.BASELINE, wall_ns=7 * S),
+    }
+    state = replace(scenes.ready("eu-01"), residents=(held,), baselines=baselines)
+
+    assert "next 37 ms" in text_of(state, 80)
+    assert f"llama-files  {tier.value} 13.5 GB" in text_of(state, 80)
+    assert "next 7.00 s" in text_of(replace(state, residents=(replace(held, model="/models/other"),)), 80)
+
+
+def test_what_a_run_left_in_the_page_cache_is_shown_as_that() -> None:
+    """Nobody holds it, so nothing is ready and nothing was released; the next start counts from there."""
+    state = scenes.ready("eu-01")
+    view = replace(state.run, tier_to=Tier.CACHED, output=None, first_output_ns=None)  # type: ignore[type-var]
+    baselines = {(scenes.HASH, Tier.CACHED): replace(scenes.BASELINE, wall_ns=900 * MS)}
+    state = replace(state, residents=(), runs={view.run_uid: view}, baselines=baselines)
+    text = text_of(state, 80)
+
+    assert node_status(state) is Status.COLD
+    assert "llama-7b  cached  next 0.90 s" in text
+    assert "left in the page cache" in text
+    assert "released" not in text
+
+
 def test_the_header_counts_in_words_and_keeps_its_figures_when_narrow() -> None:
     """Words fall away before figures do."""
     counts = count_nodes(scenes.fleet())

@@ -109,6 +109,7 @@ def worker(line: Line) -> None:
         message = line.receive()
         if isinstance(message, WorkerRelease):
             if (folder() / "keep-on-release").exists():
+                (folder() / "asked-to-release").touch()
                 signal.pause()
             os._exit(0)
         if isinstance(message, WorkerJob):
@@ -132,6 +133,10 @@ def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
         ask(keeper_of(job), f"drop! {go.resident}")
         line.send(WorkerLostResident(go.resident or "", "lost: reload: as the stub was told"))
         is_resident = False
+    if job.recipe.target_tier == "host":
+        line.send(WorkerFinding(Finding("stub_registered", "info", f"{go.registered_bytes} bytes of others")))
+        register(line, job, words, is_reused)
+        return
     for name in STAGES:
         has_it = is_reused and name not in ("first_request", "hold")
         stage(line, name, words, job, has_it or (is_resident and name == "weights"), time.monotonic_ns())
@@ -140,6 +145,18 @@ def serve(line: Line, job: WorkerJob, is_reused: bool) -> None:
         put_resident(job, go)
     tier = Tier.RESIDENT if job.recipe.target_tier == "resident" else Tier.STANDBY
     line.send(WorkerReady(time.monotonic_ns(), "42", tier, 1000, go.resident if keeps or is_resident else None))
+
+
+def register(line: Line, job: WorkerJob, words: list[str], is_reused: bool) -> None:
+    """Do what a ``host`` run does: no stage of a model; with ``refused`` nothing is registered."""
+    for name in ("context", "weights"):
+        stage(line, name, words, job, is_reused, time.monotonic_ns())
+    if "refused" in words:
+        line.send(WorkerFinding(Finding("not_registered", "warning", "cached instead of host: as the stub was told")))
+        line.send(WorkerReady(None, "", Tier.CACHED, 1000, is_held=False))
+        return
+    stage(line, "hold", words, job, False, time.monotonic_ns())
+    line.send(WorkerReady(None, "", Tier.HOST, 4096))
 
 
 def keeper_of(job: WorkerJob) -> KeeperAddress:

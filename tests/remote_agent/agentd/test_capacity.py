@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,15 @@ def test_memory_of_a_gpu_is_what_its_driver_says() -> None:
 
     assert memory.free_bytes == 60
     assert memory.holders == ("llama of ann (30 bytes, process 77)", "trainer (10 bytes, process 9)")
+
+
+@pytest.mark.parametrize("tier", [Tier.CACHED, Tier.HOST])
+def test_registered_and_locked_files_are_the_hosts_memory(tier: Tier) -> None:
+    """Whichever GPU they are registered with, nobody is told to look for them there."""
+    held = replace(resident(FIRST), tier=tier)
+
+    assert device_memory("cpu", None, 999, [held]).holders == ("llama of ann (30 bytes, process 77)",)
+    assert device_memory(FIRST, report(), 999, [held]).holders == ()
 
 
 def test_memory_that_a_gpu_shares_with_its_host_is_the_hosts() -> None:

@@ -70,10 +70,14 @@ async def test_a_full_disk_delays_events_and_refuses_new_runs(tmp_path: Path) ->
     assert refused.value.code == "journal_unwritable"
     assert not told.is_set()
     assert events.journal.pending == 1
+    assert [one.text for one in events.findings()] == [
+        "the journal can't be written: No space left on device; 1 event waits for that"
+    ]
     disk.room = 1 << 20
     await asyncio.wait_for(told.wait(), 10)
     assert [event.data for event in events.journal.read(0, 10)] == [finding("waits")]
     assert events.ledger.runs == {}
+    assert events.findings() == ()
     events.close()
 
 

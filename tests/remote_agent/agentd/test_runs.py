@@ -340,7 +340,6 @@ def test_a_model_larger_than_memory_is_refused_with_the_numbers(agent: Agent) ->
 @pytest.mark.parametrize(
     ("change", "word", "code"),
     [
-        ({"target_tier": "host"}, "target_tier", "unsupported"),
         ({"model": ModelSource("/m", adapter="engine")}, "adapter", "unsupported"),
         ({"model": ModelSource("models/llama")}, "'models/llama' is relative", "bad_path"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import select
 import signal
 import subprocess
 import sys
@@ -12,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from remote_agent.protocol.codec import decode, encode
-from remote_agent.protocol.messages import NATIVE_STAGES, RunRecord, RunState, StatusResult
+from remote_agent.protocol.messages import (
+    NATIVE_STAGES,
+    RunRecord,
+    RunResult,
+    RunState,
+    RunUidParams,
+    StatusResult,
+)
 from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, Agent, eventually
 
 
@@ -85,10 +94,10 @@ def test_a_recipe_that_cannot_be_used_is_a_usage_error(agent: Agent, content: st
 
 def test_a_run_that_is_not_supported_is_a_usage_error(agent: Agent) -> None:
     """What the agent refuses is one line on stderr; exit code 2 where the recipe can never work."""
-    done = verb(agent, "run", recipe_file(agent, target_tier="host"))
+    done = verb(agent, "run", recipe_file(agent, model={"path": str(agent.model), "adapter": "engine"}))
 
     assert done.returncode == 2
-    assert "target_tier host is not supported yet" in done.stderr
+    assert "adapter engine is not supported yet" in done.stderr
 
 
 def test_a_relative_model_starts_at_the_folder_of_the_recipe(agent: Agent) -> None:
@@ -148,6 +157,27 @@ def test_a_run_outlives_the_reader_of_its_output(agent: Agent) -> None:
     assert f"run {held[0].run_uid} goes on" in done.stderr
     assert f"'release --run {held[0].run_uid}' lets its model go" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_run_says_that_the_host_s_disk_is_full(agent: Agent) -> None:
+    """What happens is told once the journal can be written again; until then a line on stderr and `status` say so."""
+    process = hanging_run(agent)
+    with agent.client("") as client:
+        run_uid = client.status().runs[0].run_uid
+        client.stage(run_uid, "weights")
+        _, hard_bytes = resource.prlimit(agent.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (1, hard_bytes))
+        client.call("run.cancel", RunUidParams(run_uid), RunResult)
+        eventually(lambda: select.select([process.stderr], [], [], 0)[0], "the run says something")
+        status = verb(agent, "status").stdout
+        resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (hard_bytes, hard_bytes))
+    output, errors = process.communicate(timeout=DEADLINE_S)
+
+    assert "error: the journal can't be written: File too large; " in status
+    assert errors.startswith("the journal can't be written: File too large; ")
+    assert errors.count("\n") == 1
+    assert "cancelled after" in output
+    assert "error:" not in verb(agent, "status").stdout
 
 
 def hanging_run(agent: Agent, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:

@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from remote_agent.agentd.paths import StateDir
 from remote_agent.keeper.client import KeeperAddress, ask, tell_keeper
 from tests.remote_agent.agentd.agents import eventually
 
 DEVICES = ("nvidiactl", "nvidia0", "nvidia7")
+
+NOBODY = 65534
 
 Keep = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -64,3 +68,20 @@ def put(address: KeeperAddress, name: str, *contents: bytes) -> None:
 
 def content_of(descriptor: int) -> bytes:
     return os.pread(descriptor, 1 << 20, 0)
+
+
+@contextmanager
+def someone_else(groups: tuple[int, ...] = ()) -> Iterator[None]:
+    """Be another user for a while."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    before = os.getgroups()
+    os.setgroups(groups)
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,12 @@ from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import KeeperError, KeeperRefusedError
 from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
 from remote_agent.keeper.client import KeeperAddress, ask, lease, list_residents
-from tests.remote_agent.agentd.agents import eventually
-from tests.remote_agent.keeper.keepers import content_of, put
+from remote_agent.keeper.holdings import LEASES_OF_OTHERS_MAX
+from remote_agent.keeper.serving import WAITING_MAX
+from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, eventually
+from tests.remote_agent.keeper.keepers import NOBODY, answering, content_of, put, someone_else
 
-NOBODY, A_GROUP = 65534, 54321
+A_GROUP = 54321
 
 
 @pytest.fixture
@@ -28,23 +32,6 @@ def entrance() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
-
-
-@contextmanager
-def someone_else(groups: tuple[int, ...] = ()) -> Iterator[None]:
-    """Be another user for a while."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    before = os.getgroups()
-    os.setgroups(groups)
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(before)
 
 
 def allow(state: StateDir, *lines: str) -> None:
@@ -101,6 +88,49 @@ def test_the_control_socket_is_out_of_reach_for_other_users(address: KeeperAddre
         ask(KeeperAddress(state.run / "keeper.sock"), "list")
 
 
+@pytest.mark.parametrize("what", ["socket", "directory"])
+def test_a_socket_that_was_taken_away_comes_back(
+    address: KeeperAddress, state: StateDir, entrance: Path, what: str
+) -> None:
+    """Alone, or with its directory, as a clean-up of /run does."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    folder = entrance / "run"
+    folder.mkdir(0o755)
+    allow(state, f"directory {folder}")
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+    if what == "socket":
+        (folder / SOCKET_NAME).unlink()
+    else:
+        shutil.rmtree(folder)
+        folder.mkdir(0o755)
+
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens again")
+    assert [one.name for one in list_residents(others_address(folder))] == ["llama@cpu"]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "directory /nowhere/at/all", "directory /a\0b", "uid " + "1" * 6000])
+def test_a_complaint_that_can_t_be_written_costs_no_resident(state: StateDir, line: str) -> None:
+    """A bad line while the log's disk is full; once it is put right, others are let in."""
+    allow(state, line)
+    with open("/dev/full", "wb") as full:
+        arguments = ["--state-dir", str(state.root), "--devices", "/nowhere"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "remote_agent", "keeper", *arguments], cwd=REPOSITORY, stderr=full
+        )
+    try:
+        answering(state)
+        put(KeeperAddress(state), "llama@cpu", b"manifest", b"weights")
+        (state.root / "others").mkdir(0o755)
+        allow(state, f"directory {state.root / 'others'}")
+        eventually((state.root / "others" / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+        assert [one.name for one in list_residents(KeeperAddress(state))] == ["llama@cpu"]
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
 def test_without_the_file_nobody_else_has_a_socket(address: KeeperAddress, state: StateDir, entrance: Path) -> None:
     """Taken away, the file takes the socket with it."""
     allow(state, f"directory {entrance}", f"uid {NOBODY}")
@@ -109,6 +139,41 @@ def test_without_the_file_nobody_else_has_a_socket(address: KeeperAddress, state
 
     eventually(lambda: not (entrance / SOCKET_NAME).exists(), "the socket is gone")
     assert list_residents(address) == ()
+
+
+@pytest.mark.parametrize("with_directory", [False, True])
+def test_a_removed_socket_is_made_again(
+    address: KeeperAddress, state: StateDir, entrance: Path, with_directory: bool
+) -> None:
+    """What tidies a directory up, or makes it anew, shuts nobody out for ever."""
+    folder = entrance / "run"
+    folder.mkdir()
+    allow(state, f"directory {folder}")
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens for others")
+    (folder / SOCKET_NAME).unlink()
+    if with_directory:
+        folder.rmdir()
+        folder.mkdir()
+
+    eventually((folder / SOCKET_NAME).is_socket, "the keeper listens again")
+    assert list_residents(others_address(folder)) == ()
+
+
+def test_a_socket_that_cannot_be_taken_away_ends_no_keeper(
+    address: KeeperAddress, state: StateDir, entrance: Path
+) -> None:
+    """Nobody is let in by then, and what is held stays."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    elsewhere = entrance / "elsewhere"
+    elsewhere.mkdir()
+    allow(state, f"directory {entrance}")
+    eventually((entrance / SOCKET_NAME).is_socket, "the keeper listens for others")
+    (entrance / SOCKET_NAME).unlink()
+    (entrance / SOCKET_NAME).mkdir()
+    allow(state, f"directory {elsewhere}")
+
+    eventually((elsewhere / SOCKET_NAME).is_socket, "the keeper listens elsewhere")
+    assert [one.name for one in list_residents(address)] == ["llama@cpu"]
 
 
 def test_a_list_says_who_and_where(tmp_path: Path) -> None:
@@ -121,7 +186,9 @@ def test_a_list_says_who_and_where(tmp_path: Path) -> None:
     assert read_access(tmp_path / "nothing") == Access()
 
 
-@pytest.mark.parametrize("line", ["uid alice", "uid -1", "directory run", "everyone", "uid", "uid ²"])
+@pytest.mark.parametrize(
+    "line", ["uid alice", "uid -1", "directory run", "everyone", "uid", "uid ²", f"uid {'9' * 5000}"]
+)
 def test_a_list_that_is_not_understood_lets_nobody_in(tmp_path: Path, line: str) -> None:
     """The line is named."""
     file = tmp_path / "attach.allow"
@@ -130,6 +197,24 @@ def test_a_list_that_is_not_understood_lets_nobody_in(tmp_path: Path, line: str)
 
     with pytest.raises(AccessError, match=r"attach\.allow, line 2: "):
         read_access(file)
+
+
+def test_a_directory_that_cannot_be_is_complained_of_and_the_keeper_goes_on(state: StateDir, devices: Path) -> None:
+    """Neither such a line nor a log on a full disk takes the residents away."""
+    allow(state, "directory /tmp/zero\0byte")
+    arguments = ["--state-dir", str(state.root), "--devices", str(devices)]
+    with (
+        Path("/dev/full").open("wb") as full,
+        subprocess.Popen(
+            [sys.executable, "-m", "remote_agent", "keeper", *arguments], cwd=REPOSITORY, stderr=full
+        ) as process,
+    ):
+        try:
+            assert answering(state)
+            put(KeeperAddress(state), "llama@cpu", b"manifest", b"weights")
+            assert [one.name for one in list_residents(KeeperAddress(state))] == ["llama@cpu"]
+        finally:
+            process.kill()
 
 
 def test_a_list_that_others_may_write_is_no_list(tmp_path: Path) -> None:
@@ -149,3 +234,46 @@ def test_a_directory_where_others_could_replace_the_socket_is_refused(entrance: 
         bind_for_others(entrance)
     with pytest.raises(AccessError, match="No such file"):
         bind_for_others(entrance / "missing")
+
+
+def test_the_socket_has_its_name_only_once_everybody_can_connect(
+    entrance: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is seen before it is open to others would refuse them."""
+    seen: list[tuple[bool, int]] = []
+    rename = Path.rename
+
+    def look(self: Path, target: Path) -> Path:
+        seen.append((target.exists(), self.stat().st_mode & 0o777))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", look)
+    with bind_for_others(entrance):
+        assert seen == [(False, 0o666)]
+        assert [entry.name for entry in entrance.iterdir()] == [SOCKET_NAME]
+
+
+def test_other_users_can_not_take_what_the_owner_needs(address: KeeperAddress, state: StateDir, entrance: Path) -> None:
+    """Neither by attaching without end nor by connecting and saying nothing."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    allow(state, f"directory {entrance}", f"uid {NOBODY}")
+    eventually((entrance / SOCKET_NAME).is_socket, "the keeper listens for others")
+
+    with ExitStack() as stack, address.connect() as waiting:
+        with someone_else():
+            for _ in range(LEASES_OF_OTHERS_MAX):
+                link, reply = lease(others_address(entrance), "llama@cpu")
+                stack.enter_context(link)
+                reply.close()
+            with pytest.raises(KeeperRefusedError, match=f"no room: {LEASES_OF_OTHERS_MAX} of other users"):
+                lease(others_address(entrance), "llama@cpu")
+            for _ in range(2 * WAITING_MAX):
+                stack.enter_context(others_address(entrance).connect())
+        waiting.sendall(b"status\n")
+
+        assert waiting.recv(64).startswith(b"ok ")
+        link, reply = lease(address, "llama@cpu")
+        stack.enter_context(link)
+        reply.close()
+        with pytest.raises(KeeperRefusedError, match=rf"attached by 193, processes: {os.getpid()}$"):
+            ask(address, "drop llama@cpu")

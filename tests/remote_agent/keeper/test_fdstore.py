@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -45,6 +46,14 @@ class Manager:
         elif fields.get("FDSTOREREMOVE") == "1":
             os.close(self.stored.pop(fields["FDNAME"]))
         return fields
+
+    def fill_queue(self) -> None:
+        """Let nothing more be said to it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+            link.setblocking(False)
+            link.connect(str(self.path))
+            while select.select([], [link], [], 0)[1]:
+                link.send(b"STATUS=")
 
     def close(self) -> None:
         self.link.close()
@@ -135,6 +144,34 @@ def test_residents_outlive_a_killed_keeper(service: Service) -> None:
     assert [content_of(descriptor) for descriptor in reply.descriptors] == [b"manifest", b"first", b"second"]
     reply.close()
     link.close()
+
+
+def test_a_keeper_that_is_made_to_end_leaves_nothing_in_the_store(service: Service) -> None:
+    """Or the manager would give the next one what was let go by force."""
+    address, manager = service.start(), service.manager
+    manager.take()
+    put(address, "llama@cpu", b"manifest", b"weights")
+    manager.take()
+    manager.take()
+    link, reply = lease(address, "llama@cpu")
+    reply.close()
+    ask(address, "stop!")
+    link.close()
+    manager.take()
+    manager.take()
+
+    assert manager.stored == {}
+    assert service.process is not None
+    assert service.process.wait(DEADLINE_S) == 0
+
+
+def test_a_manager_that_reads_nothing_holds_nobody_up(service: Service) -> None:
+    """What could not be stored is held all the same."""
+    address = service.start()
+    service.manager.fill_queue()
+    put(address, "llama@cpu", b"manifest", b"weights")
+
+    assert list_residents(address) == (Listed("llama@cpu", 2, ()),)
 
 
 def test_what_is_torn_or_not_ours_is_closed(service: Service) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +62,16 @@ def test_what_is_put_is_given_back_in_its_order(address: KeeperAddress) -> None:
         assert [content_of(descriptor) for descriptor in reply.descriptors] == [b"manifest", b"first", b"second"]
     shown.close()
     reply.close()
+
+
+def test_what_a_keeper_holds_no_program_inherits(address: KeeperAddress, keeper: int) -> None:
+    """Closed on exec from the moment it came."""
+    put(address, "llama@cpu", b"manifest", b"weights")
+    held = [link.name for link in Path(f"/proc/{keeper}/fd").iterdir() if "memfd:" in str(link.readlink())]
+    infos = [Path(f"/proc/{keeper}/fdinfo/{number}").read_text() for number in held]
+
+    assert len(infos) == 2
+    assert all(int(re.findall(r"^flags:\s*(\d+)", info, re.MULTILINE)[0], 8) & os.O_CLOEXEC for info in infos)
 
 
 def test_a_lease_is_as_long_as_its_connection(address: KeeperAddress, keeper: int) -> None:

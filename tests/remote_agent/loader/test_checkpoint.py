@@ -10,6 +10,9 @@ import pytest
 
 from remote_agent.errors import CheckpointError
 from remote_agent.loader.checkpoint import examine, inspect
+from remote_agent.loader.files import identity_of
+from remote_agent.protocol.codec import decode, encode
+from remote_agent.protocol.internal import ShardIdentity
 from tests.remote_agent.loader.files_by_hand import serialise, tensor, write, write_index
 
 A, B, C = (tensor(name, "F32", [4], seed) for seed, name in enumerate("abc", 1))
@@ -260,6 +263,18 @@ def test_names_that_are_not_unicode_are_shown_escaped(tmp_path: Path) -> None:
     assert [problem.code for problem in examination.problems] == ["not_safetensors"]
     assert str(examination.problems[0]).isprintable()
     assert json.dumps(examination.as_dict()).isascii()
+
+
+@pytest.mark.parametrize("number", [7, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_file_s_identity_fits_a_message_whatever_its_inode(number: int) -> None:
+    """Overlays and Lustre number files with all 64 bits; two files stay two."""
+    times = {"st_mtime_ns": 3, "st_ctime_ns": 4}
+    status = os.stat_result((0o100644, number, number, 1, 0, 0, 12, 0, 0, 0), times)
+    other = os.stat_result((0o100644, number - 1, number, 1, 0, 0, 12, 0, 0, 0), times)
+    identity = identity_of("/m/model.safetensors", status)
+
+    assert decode(ShardIdentity, encode(identity)) == identity
+    assert identity != identity_of("/m/model.safetensors", other)
 
 
 @pytest.mark.parametrize("quick_ns", [0, 10**12])

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from remote_agent.loader import route
-from remote_agent.loader.checkpoint import Checkpoint
+from remote_agent.loader.checkpoint import Checkpoint, inspect
+from remote_agent.loader.filemap import FileMap
 from remote_agent.loader.filesystem import filesystem_of
 from remote_agent.loader.verify import verify
 from tests.remote_agent.fake_cuda import Code, FakeGpu, FakeRuntime
 from tests.remote_agent.loader.caches_by_hand import refuse_direct
 from tests.remote_agent.loader.files_by_hand import write
-from tests.remote_agent.loader.gpu_loads import load_by, traces_of
+from tests.remote_agent.loader.gpu_loads import load_by, tell, traces_of
 
 pytestmark = pytest.mark.usefixtures("small_ranges")
 
@@ -63,14 +64,14 @@ def refused_map(gpu: FakeGpu, patch: pytest.MonkeyPatch, folder: Path) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    patch.setattr("remote_agent.loader.registrar.FileMap", refuse)
+    patch.setattr("remote_agent.loader.registrations.FileMap", refuse)
 
 
 def refused_lock(gpu: FakeGpu, patch: pytest.MonkeyPatch, folder: Path) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    patch.setattr("remote_agent.loader.registrar.fcntl.flock", refuse)
+    patch.setattr("remote_agent.loader.registrations.fcntl.flock", refuse)
 
 
 @pytest.mark.parametrize("path", ["auto", "mapped"])
@@ -158,6 +159,24 @@ def test_a_filesystem_that_refuses_direct_reads_is_read_through_its_cache(
     where = filesystem_of(checkpoint.root)
     assert loaded.path == "staged"
     assert loaded.reason == f"O_DIRECT refused on {where}: Invalid argument (errno 22); read through the page cache"
+    assert verify(checkpoint, loaded.tensors).is_equal
+
+
+def test_a_kernel_that_takes_no_advice_is_read_all_the_same(
+    checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are built without it; reading ahead is a help and no part of the load."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    tell(monkeypatch, lambda number: False)
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr(FileMap, "populate", refuse)
+
+    loaded = load_by(gpu, inspect(checkpoint.root))
+
+    assert loaded.path == "staged"
     assert verify(checkpoint, loaded.tensors).is_equal
 
 

@@ -18,8 +18,10 @@ from remote_agent.loader.checkpoint import Checkpoint, inspect
 from remote_agent.loader.dtypes import DTYPES
 from remote_agent.loader.limits import LoaderLimits
 from remote_agent.loader.load import Loaded, load
+from remote_agent.loader.registrations import RegistrationRefused, Registrations, register_all
 from remote_agent.loader.residency import measure_residency
 from remote_agent.loader.ring import PinnedRing
+from remote_agent.loader.shards import OpenShards
 from remote_agent.loader.verify import verify
 from remote_agent.loader.views import bytes_of
 from remote_agent.protocol.messages import WeightsPolicy
@@ -169,6 +171,49 @@ def test_a_file_cut_short_during_the_load_fails_it_by_name(gpu: CudaDevice, tmp_
     write(victim, content)
     again = inspect(tmp_path)
     assert verify(again, load_by(gpu, again, path).tensors).is_equal
+
+
+def register(gpu: CudaDevice, checkpoint: Checkpoint) -> Registrations:
+    """Register every shard, in pieces that cut across a load's segments; skip where this host can't, and says so."""
+    gpu.runtime("cudaSetDevice", gpu.ordinal)
+    with OpenShards(checkpoint.shards) as shards:
+        try:
+            return register_all(checkpoint.shards, shards, gpu.runtime, 20 << 20, lambda *_: None, lambda path: None)
+        except RegistrationRefused as refusal:
+            pytest.skip(str(refusal))
+
+
+def test_loads_copy_from_shards_that_stay_registered(gpu: CudaDevice, large: Checkpoint) -> None:
+    """Three loads, one registration; another context's user of the files, here a second one, may register them too."""
+    kept = register(gpu, large)
+    try:
+        for _ in range(3):
+            loaded = load(large, gpu, WeightsPolicy(), progress=lambda *_: None, registered=kept)
+            assert (loaded.path, loaded.counters["registrations"]) == ("registered", 0)
+            assert verify(large, loaded.tensors).is_equal
+        again = register(gpu, large)
+        beside = load_by(gpu, large, "auto")
+        assert verify(large, beside.tensors).is_equal
+        again.close()
+        loaded = load(large, gpu, WeightsPolicy(), progress=lambda *_: None, registered=kept)
+        assert verify(large, loaded.tensors).is_equal
+    finally:
+        kept.close()
+
+    assert maps_of(large) == []
+
+
+def test_pages_that_a_file_lost_are_not_loaded(gpu: CudaDevice, tmp_path: Path) -> None:
+    """A registration keeps the pages of a file that is cut; the load fails by the file's name all the same."""
+    tensors = [tensor(f"t{number}", "BF16", [16 << 20], number) for number in range(2)]
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise(tensors)))
+    kept = register(gpu, checkpoint)
+    try:
+        os.truncate(checkpoint.shards[0].path, checkpoint.shards[0].size_bytes // 2)
+        with pytest.raises(LoadError, match=r"x\.safetensors: changed since it was checked: size"):
+            load(checkpoint, gpu, WeightsPolicy(), progress=lambda *_: None, registered=kept)
+    finally:
+        kept.close()
 
 
 def test_loads_at_once_share_the_gpu_and_the_files(gpu: CudaDevice, large: Checkpoint) -> None:

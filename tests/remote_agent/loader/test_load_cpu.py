@@ -115,7 +115,8 @@ def test_each_file_is_announced_before_its_pages_are_touched(tmp_path: Path) -> 
         announce=lambda path: told.append(path.name),
     )
 
-    assert told == ["a.safetensors", "4096 bytes", "b.safetensors", "8192 bytes"]
+    assert told[:3] == ["a.safetensors", "b.safetensors", "0 bytes"]
+    assert told[-1] == "8192 bytes"
 
 
 def test_tensors_of_a_map_can_be_written_without_touching_the_file(tmp_path: Path) -> None:
@@ -334,13 +335,10 @@ def test_a_page_that_cannot_be_brought_in_is_read_instead(tmp_path: Path, monkey
     checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 16], 5)])))
     for number, path in ((errno.EINVAL, "mapped"), (errno.EFAULT, "read")):
 
-        class Map(mmap.mmap):
-            failure = number
+        def refuse(address: int, length: int, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
 
-            def madvise(self, *arguments: int) -> None:
-                raise OSError(self.failure, os.strerror(self.failure))
-
-        monkeypatch.setattr(mapped.mmap, "mmap", Map)
+        monkeypatch.setattr(mapped, "populate", refuse)
         loaded = load_on_cpu(checkpoint)
 
         assert loaded.path == path

@@ -43,6 +43,7 @@ def test_every_byte_arrives_through_a_ring_much_smaller_than_the_file(checkpoint
     assert set(loaded.steps) == {
         "allocate",
         "route",
+        "move",
         "wait",
         "read",
         "copy",

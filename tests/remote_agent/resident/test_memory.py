@@ -19,9 +19,11 @@ from remote_agent.devices import open_device
 from remote_agent.devices.base import Device
 from remote_agent.devices.cpu import CpuDevice
 from remote_agent.errors import DeviceError, ResidentLostError
+from remote_agent.resident import host_memory
 from tests.remote_agent.agentd.agents import REPOSITORY
 from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
 from tests.remote_agent.fake_vmm import GRANULARITY_BYTES
+from tests.remote_agent.keeper.keepers import someone_else
 
 AnyDevice = Union[CpuDevice, FakeGpu]
 SIZE = 3 * GRANULARITY_BYTES - 100
@@ -158,6 +160,18 @@ def test_a_descriptor_of_the_cpu_can_be_neither_written_nor_cut_short() -> None:
         with pytest.raises(OSError, match=r"not permitted|Bad file descriptor|denied"):
             act()
     os.close(again)
+    os.close(descriptor)
+
+
+def test_another_user_who_is_lent_the_cpu_s_memory_opens_it_to_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before Linux 5.1, where no seal keeps a descriptor opened anew from writing."""
+    monkeypatch.setattr(host_memory, "seal_future", lambda descriptor: None)
+    descriptor, _ = write_and_export(CpuDevice())
+
+    with someone_else():
+        with pytest.raises(PermissionError):
+            os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        assert os.pread(descriptor, 4, 0) == bytes(range(4))
     os.close(descriptor)
 
 
