@@ -85,7 +85,7 @@ def main() -> int:
 def print_table(state: str, sides: dict[str, Timings], size_bytes: int) -> None:
     """Print a line for each side and figure, and the ratio of loads beside each other with its spread and verdict."""
     print(f"\n{state:<9}{'':<13}{'median':>10}{'fastest':>10}{'slowest':>10}{'GB/s':>8}")
-    for figure in ("returned", "touched"):
+    for figure in ("returned", "touched", "worked"):
         for side, timings in sides.items():
             times_ns: list[int] = getattr(timings, f"{figure}_ns")
             median_ns = statistics.median(times_ns)

@@ -31,7 +31,7 @@ def test_a_small_benchmark_measures_both_sides_and_keeps_the_raw_times(tmp_path:
     times = kept["times"]["cached"]["glowplug"]
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("ratio") == 4
+    assert done.stdout.count("ratio") == 6
     assert f"{sorted(times['touched_ns'])[2] / 1e6:.1f} ms" in done.stdout
     assert [len(figures["touched_ns"]) for sides in kept["times"].values() for figures in sides.values()] == [5] * 4
     assert all(touched >= returned for touched, returned in zip(times["touched_ns"], times["returned_ns"], strict=True))
