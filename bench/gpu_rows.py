@@ -206,14 +206,10 @@ def daemon_memory(parts: Parts) -> list[float]:
     return [one["agentd_mib"] for one in parts.get("pipeline", {}).get("daemon", ()) if one["agentd_mib"] is not None]
 
 
-def told(name: str) -> Callable[[Parts], Sequence[float]]:
-    """Return what reads a figure that a part's document tells itself: ``{"figures": {name: [seconds, …]}}``."""
-
-    def read(parts: Parts) -> Sequence[float]:
-        documents = [found for found in parts.values() if isinstance(found, Mapping)]
-        return next((found["figures"][name] for found in documents if name in found.get("figures", {})), ())
-
-    return read
+def standby_answers(parts: Parts) -> list[float]:
+    """Return the seconds from the attach to the first token in each round of a process that waited without weights."""
+    process = parts.get("standby", {}).get("process") or {}
+    return [one["first_token_ms"] / 1e3 for one in process.get("rounds", ())]
 
 
 ROWS = (
@@ -225,7 +221,7 @@ ROWS = (
     beside_peers("keep"),
     beside_peers("bypass"),
     at_most("request → first token, agent up, page cache warm, eager", 0.9, "s", first_tokens),
-    at_most("attach to a standby → first token, 128 tokens in", 8, "ms", told("standby_first_token_s")),
+    at_most("attach to a standby → first token, 128 tokens in", 8, "ms", standby_answers),
     at_most("attach alone", 5, "ms", attaches),
     at_most("compile, caches kept, zygote up", 1, "s", compiles),
     at_most("GPU memory of agentd's own process", 0, "MiB", daemon_memory),
