@@ -250,13 +250,13 @@ def test_a_manifest_that_lies_is_nobody_s_model(
     state: StateDir,
     keeper: int,
 ) -> None:
-    """Garbage beside a good resident changes nothing for it, and leaves nothing open."""
+    """Garbage beside a good resident changes nothing for it, leaves nothing open, and is named for what it is."""
     address = KeeperAddress(state)
     with memory(b"no manifest", b"no memory") as descriptors:
         ask(address, "put garbage@cpu", descriptors)
     before, ours = at_rest(keeper), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
-    with pytest.raises(NotResidentError):
+    with pytest.raises(NotResidentError, match="garbage@cpu can't be used: a manifest of 11 bytes is torn"):
         attach("garbage@cpu", state_dir=state.root)
     attach("tiny", state_dir=state.root).close()
     gc.collect()
