@@ -10,7 +10,17 @@ import pytest
 from remote_agent.agentd.gpu_errors import GpuErrors
 from remote_agent.keeper.client import KeeperAddress, lease, list_residents
 from remote_agent.protocol.internal import GpuXid, SamplerReport
-from remote_agent.protocol.messages import Event, Finding, Gpu, ResidentChanged, RunResult, RunState, RunUidParams, Tier
+from remote_agent.protocol.messages import (
+    Event,
+    Finding,
+    Gpu,
+    ResidentChanged,
+    RunRecord,
+    RunResult,
+    RunState,
+    RunUidParams,
+    Tier,
+)
 from tests.remote_agent.agentd.agents import Agent, Watcher, eventually, failure_of, is_running
 from tests.remote_agent.agentd.stub_children import UUIDS
 
@@ -99,6 +109,11 @@ def gone(client: Watcher) -> ResidentChanged:
     return data
 
 
+def ended(client: Watcher, run_uid: str) -> RunRecord | None:
+    run = client.call("run.get", RunUidParams(run_uid), RunResult).run
+    return run if run.state.is_terminal else None
+
+
 def test_residents_and_standbys_of_that_gpu_are_lost_and_others_stay(make_agent: Callable[..., Agent]) -> None:
     """Attached or not: the keeper lets go, the standby ends, a run that is on it fails, and each says why."""
     agent = make_agent(orders={"sampler": "ok 1000"})
@@ -118,7 +133,7 @@ def test_residents_and_standbys_of_that_gpu_are_lost_and_others_stay(make_agent:
         link, reply = lease(KeeperAddress(agent.state), kept.name or "")
         agent.order("sampler", "ok 1000 2")
         lost = [gone(client), gone(client)]
-        failed = client.call("run.get", RunUidParams(loading.run_uid), RunResult).run
+        failed = eventually(lambda: ended(client, loading.run_uid), "the run that is there fails")
         left = client.status().residents
         reply.close()
         link.close()
