@@ -132,6 +132,7 @@ def _find(address: KeeperAddress, model: str, device: str | None) -> ReadManifes
     there, unusable = _manifests(address)
     named = [one for one in there if _is_called(one.manifest, model) and device in (None, one.manifest.device)]
     if len(named) == 1:
+        _require_unchanged(named[0].manifest, model)
         return named[0]
     manifests = [one.manifest for one in (named or there)]
     listed = ", ".join(f"{one.name} ({one.recipe}, {one.model})" for one in manifests)
@@ -174,6 +175,24 @@ def _is_called(manifest: Manifest, model: str) -> bool:
     if model in (manifest.name, manifest.recipe):
         return True
     return "/" in model and _absolute(model) == _absolute(manifest.model)
+
+
+def _require_unchanged(manifest: Manifest, model: str) -> None:
+    """Raises: NotResidentError where a path is asked for, and what lies there now is not what was loaded.
+
+    Files that are gone, or that this process does not see, are no reason: weights outlive them. Another mount of the
+    same files has numbers of its own, so sizes and modification times are compared alone.
+    """
+    if model in (manifest.name, manifest.recipe):
+        return
+    for shard in manifest.shards:
+        try:
+            now = Path(shard.path).stat()
+        except (OSError, ValueError):
+            continue
+        if (now.st_size, now.st_mtime_ns) != (shard.size_bytes, shard.mtime_ns):
+            text = f"{model} is not resident as it is now: {shown(shard.path, 400)} changed since it was loaded"
+            raise NotResidentError(f"{text} as {manifest.name}", (manifest.name,))
 
 
 def _absolute(path: str) -> Path:
