@@ -30,9 +30,9 @@ def listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_process_that_is_not_listed_and_has_no_cuda_holds_nothing(listing: Path) -> None:
     """Zero is what NVML says of this process, whose libraries have none of CUDA's; who is listed has what it says."""
-    listing.write_text(f"1, 528\n{os.getppid()}, 77\n")
-
-    told = daemon_memory({"agentd": os.getpid(), "keeper": os.getppid()})
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as keeper:
+        listing.write_text(f"1, 528\n{keeper.pid}, 77\n")
+        told = daemon_memory({"agentd": os.getpid(), "keeper": keeper.pid})
 
     assert told["agentd_mib"] == 0
     assert told["agentd_libraries"] == []
