@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { command -v $$python; break; }; \
 	done)
 
-.PHONY: help run test check format setup dist bench lock clean
+.PHONY: help run test check format setup dist bench bench-gpu lock clean
 
 help:
 	@echo 'make run      set up, then open the console on three nodes of this machine'
@@ -16,6 +16,7 @@ help:
 	@echo 'make check    formatting, lint, strict types, import contracts'
 	@echo 'make format   fix formatting and what lint can fix'
 	@echo 'make bench    the loader against safetensors on this CPU'
+	@echo 'make bench-gpu OUT=FOLDER    on a GPU host: every figure of docs/performance.md'
 	@echo 'make dist     both wheels and glowplug-agent.pyz, in dist/'
 	@echo 'make lock     pin anew what development and CI install'
 	@echo 'make clean    remove .venv and dist'
@@ -49,6 +50,16 @@ dist: setup
 
 bench: setup
 	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+# The host's own Python, which has a torch for its GPU; .venv has one for CPUs.
+GPU_PYTHON ?= python3
+SCRATCH ?= /tmp
+MODEL ?= $(SCRATCH)/llama-7b
+BUDGET_S ?= 1500
+
+bench-gpu:
+	@test -n "$(OUT)" || { echo 'bench-gpu: say OUT=FOLDER for the results' >&2; exit 2; }
+	@$(GPU_PYTHON) -m bench gpu --model "$(MODEL)" --out "$(OUT)" --scratch "$(SCRATCH)" --budget-s $(BUDGET_S) $(BENCH_ARGS)
 
 lock: setup
 	$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager -e '.[local,dev]'

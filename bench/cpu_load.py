@@ -1,7 +1,8 @@
 """The loader on this CPU against ``safetensors.torch.load_file``, on the same files in turn.
 
 Two figures a load: until it *returned*, and until every page of every tensor had been *touched*. Only the
-second compares like with like, since either side may leave pages for later. ``cached`` reads files that lie
+second compares like with like, since either side may leave pages for later. What the process *worked* is its processor
+time until then: what other work on the machine adds is not in it. ``cached`` reads files that lie
 in the page cache, ``cold`` has the kernel drop them before each load.
 """
 
@@ -35,6 +36,7 @@ class Timings:
 
     returned_ns: list[int] = field(default_factory=list)
     touched_ns: list[int] = field(default_factory=list)
+    worked_ns: list[int] = field(default_factory=list)
 
 
 def write_checkpoint(folder: Path, size_bytes: int) -> list[Path]:
@@ -72,11 +74,12 @@ def measure(folder: Path, shards: list[Path], repetitions: int, is_cold: bool) -
             gc.collect()
             if is_cold:
                 drop_from_cache(shards)
-            begun = time.perf_counter_ns()
+            begun, worked = time.perf_counter_ns(), time.process_time_ns()
             tensors = sides[name]()
             timings[name].returned_ns.append(time.perf_counter_ns() - begun)
             touch(tensors)
             timings[name].touched_ns.append(time.perf_counter_ns() - begun)
+            timings[name].worked_ns.append(time.process_time_ns() - worked)
             del tensors
     return timings
 

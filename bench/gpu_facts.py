@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,8 +18,10 @@ QUERY = (
     "name,uuid,driver_version,memory.total,memory.used,persistence_mode,compute_mode,mig.mode.current,"
     "pcie.link.gen.max,pcie.link.gen.current,pcie.link.width.current,power.limit,temperature.gpu"
 )
-PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "triton", "cuda-bindings", "nvidia-ml-py")
-CHUNK_BYTES = 64 << 20
+PACKAGES = (
+    "torch", "transformers", "safetensors", "tokenizers", "numpy", "triton", "cuda-bindings", "cuda-core",
+    "nvidia-ml-py", "accelerate", "fastsafetensors", "runai-model-streamer", "instanttensor",
+)  # fmt: skip
 
 
 def describe_machine() -> dict[str, object]:
@@ -32,23 +36,13 @@ def describe_machine() -> dict[str, object]:
         "memory": _field("/proc/meminfo", "MemTotal"),
         "python": platform.python_version(),
         "executable": sys.executable,
+        "torch_cuda": _torch_cuda(),
         "packages": {name: _version(name) for name in PACKAGES},
         "nvidia_smi": _run("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"),
         "nvidia_smi_columns": QUERY,
         "cuda": _run("nvidia-smi", "--version"),
-        "commit": _run("git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"),
+        "commit": _run("git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--verify", "--quiet", "HEAD"),
     }
-
-
-def read_into_page_cache(shards: Sequence[Path]) -> dict[str, float]:
-    """Read every byte once, and return how long that took."""
-    begun = time.monotonic()
-    buffer = bytearray(CHUNK_BYTES)
-    for shard in shards:
-        with shard.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-    return {"read_s": round(time.monotonic() - begun, 3)}
 
 
 def drop_from_page_cache(shards: Sequence[Path]) -> dict[str, bool]:
@@ -76,6 +70,18 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _torch_cuda() -> str | None:
+    """Return the CUDA runtime that torch was built for, without importing it."""
+    found = importlib.util.find_spec("torch")
+    folders = found.submodule_search_locations if found is not None else None
+    try:
+        text = (Path(next(iter(folders or ()))) / "version.py").read_text(encoding="utf-8")
+    except (OSError, StopIteration):
+        return None
+    match = re.search(r"^cuda\b.*= *'(.+)'", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _run(*command: str) -> str | None:

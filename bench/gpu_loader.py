@@ -23,10 +23,20 @@ from typing import Any
 
 from bench.gpu_facts import describe_machine
 from bench.gpu_table import make_table
-from bench.raw_disk import drop_page_cache, fill_page_cache, time_raw_read
+from bench.raw_disk import drop_page_cache, fill_page_cache, refill_page_cache, time_raw_read
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = ("safetensors", "instanttensor-buffered", "instanttensor", "runai-model-streamer", "fastsafetensors")
+WARM_PEERS = (
+    "safetensors", "instanttensor-buffered", "instanttensor", "runai-model-streamer", "runai-model-streamer-ring",
+    "fastsafetensors-buffered", "transformers",
+)  # fmt: skip
+COLD_PEERS = (
+    "safetensors", "instanttensor-buffered", "instanttensor", "runai-model-streamer-ring",
+    "runai-model-streamer-direct", "fastsafetensors", "transformers",
+)  # fmt: skip
+"""Each library by what it has for the case; `bench.peers` says what that is."""
+PEERS_OF = {"peers": WARM_PEERS, "cold-peers": COLD_PEERS}
+PEERS = tuple(dict.fromkeys(WARM_PEERS + COLD_PEERS))
 PARTS = ("warm", "cold", "host", "peers", "cold-peers", "sweep", "cold-sweep")
 DEFAULT_PARTS = ("warm", "cold")
 HOST, HOST_ROUNDS = "glowplug-host", 9
@@ -81,7 +91,6 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace, shards: list[Path], children: dict[str, Child]) -> None:
         self.arguments, self.shards, self.children = arguments, shards, children
-        self.deadline = time.monotonic() + arguments.budget_s
         self.size_bytes = sum(shard.stat().st_size for shard in shards)
         self.records: list[Request] = []
         self._file = None if arguments.out is None else (arguments.out / "raw.jsonl").open("a", encoding="utf-8")
@@ -98,8 +107,12 @@ class Bench:
             f"{record.get('part', ''):<11}{record.get('round', ''):>3} {record.get('label', ''):<44}{text}", flush=True
         )
 
-    def has_time(self) -> bool:
-        return time.monotonic() < self.deadline
+    def has_time(self, needed_s: float) -> bool:
+        return time.monotonic() + needed_s < self.arguments.deadline
+
+    def loaders(self, part: str) -> list[str]:
+        """Return what takes turns in a part: Glowplug, and those of the part's peers that are there."""
+        return [name for name in self.children if name == "glowplug" or name in PEERS_OF[part]]
 
     def load(self, part: str, number: int, loader: str, request: Request, is_cold: bool) -> None:
         """Do one load, with the page cache as asked, and keep what came of it; the first is checked instead."""
@@ -153,6 +166,8 @@ def main(argv: list[str]) -> int:
         if "glowplug" not in children:
             return 1
         for part in arguments.parts:
+            if not part.startswith("cold"):  # which may have left the page cache in folios of its own making
+                refill_page_cache(shards)
             RUN[part](bench)
     table = make_table(bench.records, bench.size_bytes)
     print("\n" + table)
@@ -172,18 +187,21 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=5, help=f"loads of each kind (default: 5; host: at least {HOST_ROUNDS})"
     )
-    parser.add_argument("--budget-s", type=float, default=225, help="begin no further round after that (default: 225)")
+    parser.add_argument(
+        "--budget-s", type=float, default=225, help="begin no round that would end after that (default: 225)"
+    )
     parser.add_argument("--quick", action="store_true", help="two rounds: a look, no figures")
     arguments = parser.parse_args(argv)
     arguments.rounds = 2 if arguments.quick else arguments.rounds
     arguments.folder = arguments.folder.resolve()
+    arguments.deadline = time.monotonic() + arguments.budget_s
     return arguments
 
 
 def start_children(arguments: argparse.Namespace, stack: ExitStack) -> tuple[dict[str, Child], dict[str, str]]:
     """Start every loader that a part needs, all at once; return those that are ready, and why others are not."""
-    needs_peers = {"peers", "cold-peers"} & set(arguments.parts)
-    names = ["glowplug", *(arguments.peers if needs_peers else [])]
+    wanted = {name for part, names in PEERS_OF.items() if part in arguments.parts for name in names}
+    names = ["glowplug", *(name for name in arguments.peers if name in wanted)]
     started = [stack.enter_context(Child(name, arguments.folder, arguments.device)) for name in names]
     answers = {child.name: child.answer() for child in started}
     ready = {child.name: child for child in started if "ready" in answers[child.name]}
@@ -192,11 +210,14 @@ def start_children(arguments: argparse.Namespace, stack: ExitStack) -> tuple[dic
 
 def rounds_of(bench: Bench, at_least: int = 0) -> Iterator[int]:
     """Yield the numbers of the rounds that there is time for; the first two always are."""
+    longest_s = 0.0
     for number in range(bench.arguments.rounds if bench.arguments.quick else max(bench.arguments.rounds, at_least)):
-        if number >= 2 and not bench.has_time():
-            print(f"stopped after {number} rounds: {bench.arguments.budget_s:g} s are over", flush=True)
+        if number >= 2 and not bench.has_time(longest_s):
+            print(f"stopped after {number} rounds: another would end after {bench.arguments.budget_s:g} s", flush=True)
             return
+        begun = time.monotonic()
         yield number
+        longest_s = max(longest_s, time.monotonic() - begun)
 
 
 def turned(items: list[Any], number: int) -> list[Any]:
@@ -225,7 +246,6 @@ def run_host(bench: Bench) -> None:
     if bench.arguments.device == "cpu":
         print("host: a CPU has nothing to register with", flush=True)
         return
-    fill_page_cache(bench.shards)
     with Child(HOST, bench.arguments.folder, bench.arguments.device) as child:
         answer = child.answer()
         if "error" in answer:
@@ -244,14 +264,14 @@ def run_host(bench: Bench) -> None:
 def run_peers(bench: Bench) -> None:
     """Peers from a warm page cache, in the same rounds as the loader itself."""
     for number in rounds_of(bench):
-        for name in turned(list(bench.children), number):
+        for name in turned(bench.loaders("peers"), number):
             bench.load("peers", number, name, {}, is_cold=False)
 
 
 def run_cold_peers(bench: Bench) -> None:
     for number in rounds_of(bench):
         bench.read_raw("cold-peers", number)
-        for name in turned(list(bench.children), number):
+        for name in turned(bench.loaders("cold-peers"), number):
             for request in COLD if name == "glowplug" else ({},):
                 bench.load("cold-peers", number, name, request, is_cold=True)
 

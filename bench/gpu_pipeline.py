@@ -22,7 +22,9 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from bench.gpu_facts import describe_machine, drop_from_page_cache, read_into_page_cache  # noqa: E402
+from bench.gpu_daemon import daemon_memory  # noqa: E402
+from bench.gpu_facts import describe_machine, drop_from_page_cache  # noqa: E402
+from bench.raw_disk import refill_page_cache  # noqa: E402
 from remote_agent.protocol.messages import NATIVE_STAGES  # noqa: E402
 
 REUSED = {
@@ -143,14 +145,18 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> None:
     if arguments.device != "cpu":
         bench.keep("h2d_ceiling", bench.python("-c", CEILING))
     shards = sorted(model.glob("*.safetensors"))
-    run_once(bench, recipe, "zygote cold", "--release", before=lambda: read_into_page_cache(shards))
+    run_once(bench, recipe, "zygote cold", "--release", before=lambda: refill_page_cache(shards))
     if not arguments.no_cold:
         run_once(bench, recipe, "page cache dropped", "--release", before=lambda: drop_from_page_cache(shards))
     for _ in range(arguments.runs):
         run_once(bench, recipe, "cached", "--release")
     run_once(bench, recipe, "cached, kept")
+    daemon = []
     for _ in range(arguments.reuses):
         run_once(bench, recipe, "standby")
+        status = bench.agent("status")
+        daemon.append(daemon_memory(status["processes"] if status else {}))
+    bench.keep("daemon", daemon)
     bench.keep("released", bench.agent("release", "--all"))
     measure_resident(bench, content, arguments.reuses, arguments.device)
     script = [str(model), str(arguments.prompt_tokens), str(arguments.new_tokens), arguments.device]

@@ -18,8 +18,9 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from bench.gpu_facts import describe_machine, read_into_page_cache  # noqa: E402
+from bench.gpu_facts import describe_machine  # noqa: E402
 from bench.gpu_pipeline import REFERENCE, Bench  # noqa: E402
+from bench.raw_disk import refill_page_cache  # noqa: E402
 
 
 def main() -> int:
@@ -60,7 +61,7 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> None:
     recipe.write_text(json.dumps({"name": "standby", **content}))
     plain = {**content, "compile": {"mode": "off"}}
     resident.write_text(json.dumps({"name": "resident", "target_tier": "resident", **plain}))
-    read_into_page_cache(sorted(model.glob("*.safetensors")))
+    refill_page_cache(sorted(model.glob("*.safetensors")))
     bench.keep("resident", bench.agent("run", str(resident)))
     rounds = ["-m", "bench.standby_rounds", str(recipe), "--state-dir", str(bench.state_dir)]
     bench.keep("process", bench.python(*rounds, "--rounds", str(arguments.rounds)))

@@ -1,7 +1,7 @@
 """One loader in a process of its own, driven by lines of JSON: ``python -m bench.loaders NAME FOLDER DEVICE``.
 
 A line in is a request, ``{"do": "load", "check": true, …}``; a line out its answer. Whatever a library
-prints goes to stderr. Each loader is called the way that suits it best; times are from call to synchronised
+prints goes to stderr. How peers are called is in `bench.peers`; times are from call to synchronised
 device, with the tensors in hand; what a loader gives back after that is not counted.
 """
 
@@ -12,24 +12,22 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.peers import PEERS, Load, Tensors
 from remote_agent.devices.cuda import CudaDevice
 from remote_agent.loader.limits import Cut, LoaderLimits
 from remote_agent.loader.outcome import Loaded
 from remote_agent.loader.ring import PinnedRing
 
-Tensors = dict[str, torch.Tensor]
-Load = Callable[[dict[str, Any], ExitStack], tuple[Tensors, dict[str, Any]]]
-"""Takes a request, and a stack for what the tensors need while they live; returns them and further figures."""
-
-PEER_THREADS = 16
 PINNED_BYTES = 1 << 30
 
 
@@ -149,9 +147,11 @@ def use_glowplug(folder: Path, shards: list[Path], device: str) -> Load:
 
     def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
         policy = WeightsPolicy(path=request.get("path", "auto"), page_cache=request.get("page_cache", "keep"))
-        loaded = load(inspect(folder), opened, policy, progress=lambda done, total: None, settles_later=True)
+        threads: list[int] = []
+        progress = partial(note_threads, threads) if request.get("check") else (lambda done, total: None)
+        loaded = load(inspect(folder), opened, policy, progress=progress, settles_later=True)
         stack.callback(loaded.settle)
-        return loaded.tensors, figures_of(loaded)
+        return loaded.tensors, {**figures_of(loaded), **({"threads": max(threads)} if threads else {})}
 
     def call_with_limits(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
         if isinstance(opened, SweptDevice):
@@ -159,6 +159,11 @@ def use_glowplug(folder: Path, shards: list[Path], device: str) -> Load:
         return call(request, stack)
 
     return call_with_limits
+
+
+def note_threads(found: list[int], done: int, total: int) -> None:
+    """Count the loader's threads while it loads; asked of checked loads alone, whose time does not count."""
+    found.append(sum(thread.name.startswith("load-") for thread in threading.enumerate()))
 
 
 def use_host(folder: Path, shards: list[Path], device: str) -> Load:
@@ -200,66 +205,10 @@ def read_limits(given: dict[str, Any] | None) -> LoaderLimits | None:
     return LoaderLimits(**{name: Cut(*value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-def use_safetensors(folder: Path, shards: list[Path], device: str) -> Load:
-    from safetensors.torch import load_file
-
-    def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
-        return {name: one for shard in shards for name, one in load_file(shard, device=device).items()}, {}
-
-    return call
-
-
-def use_fastsafetensors(folder: Path, shards: list[Path], device: str) -> Load:
-    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
-
-    def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
-        loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True, max_threads=PEER_THREADS)
-        stack.callback(loader.close)
-        loader.add_filenames({0: [str(shard) for shard in shards]})
-        buffers = loader.copy_files_to_device()
-        stack.callback(buffers.close)
-        return {name: buffers.get_tensor(name) for name in buffers.key_to_rank_lidx}, {}
-
-    return call
-
-
-def use_runai(folder: Path, shards: list[Path], device: str) -> Load:
-    os.environ.setdefault("RUNAI_STREAMER_CONCURRENCY", str(PEER_THREADS))
-    from runai_model_streamer import SafetensorsStreamer
-
-    def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
-        with SafetensorsStreamer() as streamer:
-            streamer.stream_files([str(shard) for shard in shards], device=device)
-            # what it yields on a GPU lies in a buffer that it uses again
-            return {name: one.clone() if one.is_cuda else one.to(device) for name, one in streamer.get_tensors()}, {}
-
-    return call
-
-
-def use_instanttensor(backend: str | None) -> Callable[[Path, list[Path], str], Load]:
-    def use(folder: Path, shards: list[Path], device: str) -> Load:
-        import instanttensor
-
-        options = {} if backend is None else {"backend": getattr(instanttensor.Backend, backend)}
-
-        def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
-            paths = [str(shard) for shard in shards]
-            with instanttensor.safe_open(paths, framework="pt", device=torch.device(device).index, **options) as file:
-                return dict(file.tensors()), {}
-
-        return call
-
-    return use
-
-
 LOADERS: dict[str, Callable[[Path, list[Path], str], Load]] = {
     "glowplug": use_glowplug,
     "glowplug-host": use_host,
-    "safetensors": use_safetensors,
-    "fastsafetensors": use_fastsafetensors,
-    "runai-model-streamer": use_runai,
-    "instanttensor": use_instanttensor(None),
-    "instanttensor-buffered": use_instanttensor("URING_BUFFERED"),
+    **PEERS,
 }
 
 

@@ -32,11 +32,12 @@ from remote_agent.errors import (
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.loader.load import load as load_checkpoint
+from remote_agent.loader.problems import shown
 from remote_agent.protocol.internal import Manifest
 from remote_agent.protocol.messages import WeightsPolicy
 from remote_agent.resident.gpu_memory import GpuSpace
 from remote_agent.resident.gpu_shared import map_descriptor
-from remote_agent.resident.manifest import read_manifest
+from remote_agent.resident.manifest import ReadManifest, read_manifest
 from remote_agent.resident.opening import MapShared, open_resident
 
 __all__ = ["AgentError", "Attached", "KeeperError", "NotResidentError", "ResidentLostError", "attach"]
@@ -117,10 +118,11 @@ def attach(
 
 
 def _attach(address: KeeperAddress, model: str, device: str | None, verify: bool) -> Attached:
-    manifest = _find(address, model, device)
+    before = _find(address, model, device)
+    manifest = before.manifest
     map_shared = CpuDevice().map_shared if manifest.device == "cpu" else gpu_mapper(manifest.device)
     try:
-        opened = open_resident(address, manifest.name, map_shared, verify)
+        opened = open_resident(address, manifest.name, map_shared, verify, before)
     except KeeperRefusedError as refusal:
         if str(refusal).startswith("no resident"):
             raise NotResidentError(f"{manifest.name} was released just now") from refusal
@@ -128,47 +130,71 @@ def _attach(address: KeeperAddress, model: str, device: str | None, verify: bool
     return Attached(manifest.name, manifest.device, opened.tensors, opened.steps)
 
 
-def _find(address: KeeperAddress, model: str, device: str | None) -> Manifest:
-    there = _manifests(address)
-    named = [one for one in there if _is_called(one, model) and device in (None, one.device)]
+def _find(address: KeeperAddress, model: str, device: str | None) -> ReadManifest:
+    there, unusable = _manifests(address)
+    named = [one for one in there if _is_called(one.manifest, model) and device in (None, one.manifest.device)]
     if len(named) == 1:
+        _require_unchanged(named[0].manifest, model)
         return named[0]
-    listed = tuple(f"{one.name} ({one.recipe}, {one.model})" for one in (named or there))
+    manifests = [one.manifest for one in (named or there)]
+    listed = ", ".join(f"{one.name} ({one.recipe}, {one.model})" for one in manifests)
     if named:
-        text = f"{model} is resident {len(named)} times, name one or a device: {', '.join(listed)}"
+        text = f"{model} is resident {len(named)} times, name one or a device: {listed}"
     else:
         where = f" on {device}" if device else ""
-        text = f"{model} is not resident{where}; resident is: {', '.join(listed) or 'nothing'}"
-    raise NotResidentError(text, tuple(one.name for one in (named or there)))
+        text = f"{model} is not resident{where}; resident is: {listed or 'nothing'}"
+        text += "".join(f"; {why}" for why in unusable)
+    raise NotResidentError(text, tuple(one.name for one in manifests))
 
 
-def _manifests(address: KeeperAddress) -> list[Manifest]:
-    """Return every resident's manifest; one that can't be read, is of another name, or goes meanwhile, is nobody's."""
+def _manifests(address: KeeperAddress) -> tuple[list[ReadManifest], list[str]]:
+    """Return every resident's manifest, and why others can't be used; one that goes meanwhile is nobody's model."""
     try:
         names = [one.name for one in list_residents(address)]
     except KeeperGoneError as error:
         raise NotResidentError(f"nothing is resident: {error}") from error
-    found = []
+    found, unusable = [], []
     for name in names:
         try:
             reply = ask(address, f"show {name}")
         except KeeperRefusedError:
             continue
         try:
-            manifest, _ = read_manifest(reply.descriptors[0])
-        except ResidentLostError:
+            manifest = read_manifest(reply.descriptors[0])
+        except ResidentLostError as error:
+            unusable.append(f"{name} can't be used: {error}")
             continue
         finally:
             reply.close()
-        if manifest.name == name:
+        if manifest.manifest.name == name:
             found.append(manifest)
-    return found
+        else:
+            unusable.append(f"{name} can't be used: its manifest is of {shown(manifest.manifest.name, 200)}")
+    return found, unusable
 
 
 def _is_called(manifest: Manifest, model: str) -> bool:
     if model in (manifest.name, manifest.recipe):
         return True
     return "/" in model and _absolute(model) == _absolute(manifest.model)
+
+
+def _require_unchanged(manifest: Manifest, model: str) -> None:
+    """Raises: NotResidentError where a path is asked for, and what lies there now is not what was loaded.
+
+    Files that are gone, or that this process does not see, are no reason: weights outlive them. Another mount of the
+    same files has numbers of its own, so sizes and modification times are compared alone.
+    """
+    if model in (manifest.name, manifest.recipe):
+        return
+    for shard in manifest.shards:
+        try:
+            now = Path(shard.path).stat()
+        except (OSError, ValueError):
+            continue
+        if (now.st_size, now.st_mtime_ns) != (shard.size_bytes, shard.mtime_ns):
+            text = f"{model} is not resident as it is now: {shown(shard.path, 400)} changed since it was loaded"
+            raise NotResidentError(f"{text} as {manifest.name}", (manifest.name,))
 
 
 def _absolute(path: str) -> Path:

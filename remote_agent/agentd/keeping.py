@@ -104,7 +104,7 @@ class KeeperLink:
     def _read_manifest(self, name: str) -> Manifest:
         reply = ask(self._address, f"show {name}")
         try:
-            return read_manifest(reply.descriptors[0])[0]
+            return read_manifest(reply.descriptors[0]).manifest
         finally:
             reply.close()
 

@@ -6,6 +6,7 @@ Reads headers and the index, never a tensor's bytes, and touches no device.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,9 @@ __all__ = ["Checkpoint", "CheckpointProblem", "Examination", "Ignored", "examine
 
 HEADER_READERS = 8
 """Headers are read at once from that many files: on network storage each costs a round trip."""
+FEW_HEADERS = 4
+QUICK_NS = 2_000_000
+"""Where the first comes that quickly, so few are read by the calling thread: starting others takes longer."""
 
 TENSORS_NAMED = 20
 
@@ -124,8 +128,14 @@ def _read_headers(selection: Selection) -> tuple[list[Header | None], list[Check
         except CheckpointError as error:
             return error.problems
 
-    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="header") as pool:
-        results = list(pool.map(read, selection.files))
+    begun = time.monotonic_ns()
+    results = [read(name) for name in selection.files[:1]]
+    rest = selection.files[1:]
+    if len(rest) < FEW_HEADERS and time.monotonic_ns() - begun < QUICK_NS:
+        results += [read(name) for name in rest]
+    else:
+        with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="header") as pool:
+            results += pool.map(read, rest)
     headers = [result if isinstance(result, Header) else None for result in results]
     return headers, [problem for result in results if not isinstance(result, Header) for problem in result]
 

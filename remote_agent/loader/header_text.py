@@ -104,7 +104,7 @@ class _Reader:
             return
         while True:
             name = self._string(f"a name in {what}")
-            self._expect(":", f"{what}, after {shown(name)!r}")
+            self._expect(":", what, after=name)
             self._skip()
             yield name
             if self._peek() == "}":
@@ -167,9 +167,10 @@ class _Reader:
             raise HeaderTextError("bad_header", f"{what} holds half a surrogate pair")
         return value
 
-    def _expect(self, character: str, what: str) -> None:
+    def _expect(self, character: str, what: str, after: str | None = None) -> None:
         found = self._peek()
         if found != character:
+            what += "" if after is None else f", after {shown(after)!r}"
             seen = repr(shown(found)) if found else "its end"
             raise HeaderTextError(
                 "bad_header", f"{what} is not JSON: {character!r} expected at character {self._at}, found {seen}"

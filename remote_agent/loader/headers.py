@@ -129,20 +129,19 @@ def _count_tensors(descriptor: int, length: int) -> str:
 
 def check_entry(tensor: TensorEntry, label: str) -> CheckpointProblem | None:
     """Return why a tensor's dtype, shape and offsets do not belong together; None where they do."""
-    name = shown(tensor.name)
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
-        detail = f"tensor {name}: dtype {shown(tensor.dtype, 40)!r} is not one of: {', '.join(DTYPES)}"
+        detail = f"tensor {shown(tensor.name)}: dtype {shown(tensor.dtype, 40)!r} is not one of: {', '.join(DTYPES)}"
         return CheckpointProblem("unknown_dtype", label, tensor.name, detail)
     if math.prod(dimension for dimension in tensor.shape if dimension) > INT_MAX // 8:
-        detail = f"tensor {name}: shape {_shape(tensor.shape)} holds more elements than can be addressed"
+        detail = f"tensor {shown(tensor.name)}: shape {_shape(tensor.shape)} holds more elements than can be addressed"
         return CheckpointProblem("bad_shape", label, tensor.name, detail)
     bits = math.prod(tensor.shape) * dtype.bits
     declared = tensor.end - tensor.start
     if bits != declared * 8:
         needed = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits, which end inside a byte"
         detail = (
-            f"tensor {name}: {tensor.dtype} {_shape(tensor.shape)} needs {needed}, "
+            f"tensor {shown(tensor.name)}: {tensor.dtype} {_shape(tensor.shape)} needs {needed}, "
             f"its offsets {tensor.start}..{tensor.end} give {declared} bytes"
         )
         return CheckpointProblem("size_mismatch", label, tensor.name, detail)

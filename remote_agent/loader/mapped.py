@@ -1,8 +1,10 @@
 """The CPU's ``mapped`` path: tensors are views over the files themselves.
 
-Maps are private and copy on write, so nothing can reach the file. Every page is brought in
-during the load (the kernel reports a page that can't be read, where touching it would kill the
-process), so a file cut short fails the load by name. A file cut after the load is beyond help.
+Maps are private and copy on write, so nothing can reach the file. Every page that is not in the page
+cache is brought in during the load (the kernel reports a page that can't be read, where touching it
+would kill the process), so a file cut short fails the load by name. Pages that are there enter the page
+tables as they are used, many at once, which takes less than to have the kernel walk them beforehand.
+A file cut after the load is beyond help either way.
 """
 
 from __future__ import annotations
@@ -53,8 +55,10 @@ class MapRefused(Exception):
         self.error = error
 
 
-def map_shards(checkpoint: Checkpoint, shards: OpenShards, progress: Progress, announce: Announce) -> list[mmap.mmap]:
-    """Return one map for each shard with every page of it present.
+def map_shards(
+    checkpoint: Checkpoint, shards: OpenShards, progress: Progress, announce: Announce
+) -> tuple[list[mmap.mmap], int]:
+    """Return one map for each shard with every page of it in memory, and how many bytes were brought in for that.
 
     Raises: MapRefused, LoadError, or what ``progress`` raised.
     """
@@ -64,12 +68,13 @@ def map_shards(checkpoint: Checkpoint, shards: OpenShards, progress: Progress, a
         maps.append(_map(header, descriptor))
     blocks: list[Block] = []
     for shard, header in enumerate(checkpoint.shards):
-        is_cached = measure_ranges(header, shards.descriptors[shard]).is_whole
-        blocks += _cut(shard, header.size_bytes, is_cached)
+        found = measure_ranges(header, shards.descriptors[shard])
+        cut = _cut(shard, header.size_bytes, found.is_whole)
+        blocks += [block for block in cut if not found.has_every_page(block.offset, block.length)]
     _bring_in_all(checkpoint.shards, shards, list(map(address_of, maps)), blocks, progress)
     for content in maps:
         content.madvise(mmap.MADV_NORMAL)  # for pages that the kernel drops and reads again
-    return maps
+    return maps, sum(block.length for block in blocks)
 
 
 def measure_map_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:
@@ -110,10 +115,15 @@ def _bring_in_all(
 
     Raises: MapRefused, LoadError, or what ``progress`` raised.
     """
+
+    def data_bytes_of(block: Block) -> int:
+        return max(0, block.offset + block.length - max(block.offset, headers[block.shard].data_start))
+
     left = iter(blocks)
     lock = threading.Lock()
-    tally = Tally(sum(headers[shard].data_bytes for shard in {block.shard for block in blocks}))
+    tally = Tally(sum(header.data_bytes for header in headers))
     progress(0, tally.total)
+    tally.add(tally.total - sum(data_bytes_of(block) for block in blocks))
 
     def work() -> None:
         try:
@@ -122,9 +132,8 @@ def _bring_in_all(
                     block = next(left, None)
                 if block is None:
                     return
-                header = headers[block.shard]
-                _bring_in(addresses[block.shard], shards, header, block)
-                tally.add(max(0, block.offset + block.length - max(block.offset, header.data_start)))
+                _bring_in(addresses[block.shard], shards, headers[block.shard], block)
+                tally.add(data_bytes_of(block))
         except BaseException as error:
             tally.fail(error)
 

@@ -64,7 +64,7 @@ def _reasons(policy: WeightsPolicy, instead: str) -> list[str]:
 def _load_by_mapping(
     checkpoint: Checkpoint, reasons: list[str], shards: OpenShards, progress: Progress, announce: Announce, begun: int
 ) -> Outcome:
-    maps = map_shards(checkpoint, shards, progress, announce)
+    maps, brought_in_bytes = map_shards(checkpoint, shards, progress, announce)
     brought_in = time.monotonic_ns()
     shards.check_unchanged()
     odd_tensors = odd_bytes = 0
@@ -83,8 +83,13 @@ def _load_by_mapping(
             tensors[entry.name] = view_of(content, entry)
     ended = time.monotonic_ns()
     steps = {"map": brought_in - begun, "views": ended - brought_in}
-    counters = {"mapped_bytes": checkpoint.bytes, "odd_tensors": odd_tensors, "odd_bytes": odd_bytes}
-    ceiling = measure_map_ceiling(checkpoint, shards)
+    counters = {
+        "mapped_bytes": checkpoint.bytes,
+        "brought_in_bytes": brought_in_bytes,
+        "odd_tensors": odd_tensors,
+        "odd_bytes": odd_bytes,
+    }
+    ceiling = measure_map_ceiling(checkpoint, shards) if brought_in_bytes else None
     return Outcome(tensors, "mapped", reasons, steps, begun, ended, ceiling, counters)
 
 

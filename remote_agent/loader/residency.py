@@ -74,6 +74,11 @@ class RangeResidency:
         first, last = offset // RANGE_BYTES, (offset + length - 1) // RANGE_BYTES
         return all(share >= WHOLLY_CACHED for share in self.shares[first : last + 1])
 
+    def has_every_page(self, offset: int, length: int) -> bool:
+        """Return whether the kernel counted every page of those bytes in memory: samples and probes count none."""
+        first, last = offset // RANGE_BYTES, (offset + length - 1) // RANGE_BYTES
+        return self.how == "cachestat" and all(share == 1 for share in self.shares[first : last + 1])
+
 
 Range = tuple[int, int]
 """Offset in the file and length, both in bytes."""

@@ -39,36 +39,43 @@ def views_in(memory: torch.Tensor, places: Iterable[tuple[TensorEntry, int]]) ->
 
     Each must begin at a multiple of its dtype's size. One call of torch makes a view: thousands are made at once.
     """
-    flats: dict[str, tuple[torch.Tensor, int] | None] = {}
+    flats: dict[str, tuple[torch.Tensor, int, int] | None] = {}
+    strides: dict[tuple[int, ...], tuple[int, ...]] = {}
     views: dict[str, torch.Tensor] = {}
     for entry, start in places:
-        if entry.dtype not in flats:
-            flats[entry.dtype] = _flat(memory, entry.dtype)
-        found = flats[entry.dtype]
-        if found is None or not entry.nbytes:
-            views[entry.name] = view_of(memory[start : start + entry.nbytes], entry)
-        else:
-            flat, item_bytes = found
-            place = flat.storage_offset() + start // item_bytes
-            views[entry.name] = flat.as_strided(entry.shape, _contiguous(entry.shape), place)
+        name, dtype, shape = entry.name, entry.dtype, entry.shape
+        if dtype not in flats:
+            flats[dtype] = _flat(memory, dtype)
+        found = flats[dtype]
+        if found is None or entry.start == entry.end:
+            views[name] = view_of(memory[start : start + entry.nbytes], entry)
+            continue
+        if shape not in strides:
+            strides[shape] = _contiguous(shape)
+        flat, item_bytes, first = found
+        views[name] = flat.as_strided(shape, strides[shape], first + start // item_bytes)
     return views
 
 
-def _flat(memory: torch.Tensor, name: str) -> tuple[torch.Tensor, int] | None:
-    """Return all of ``memory`` as one dtype, and the size of an item; None where each tensor is a case of its own."""
+def _flat(memory: torch.Tensor, name: str) -> tuple[torch.Tensor, int, int] | None:
+    """Return all of ``memory`` as one dtype, the size of an item and the number in its storage of the first.
+
+    None where each tensor is a case of its own.
+    """
     found = DTYPES[name]
     dtype = None if found.torch_name is None else getattr(torch, found.torch_name, None)
     if found.packed > 1 or not isinstance(dtype, torch.dtype):
         return None
-    return memory[: len(memory) // found.item_bytes * found.item_bytes].view(dtype), found.item_bytes
+    flat = memory[: len(memory) // found.item_bytes * found.item_bytes].view(dtype)
+    return flat, found.item_bytes, int(flat.storage_offset())
 
 
-def _contiguous(shape: tuple[int, ...]) -> list[int]:
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor, in elements."""
     strides = [1] * len(shape)
     for place in range(len(shape) - 2, -1, -1):
         strides[place] = strides[place + 1] * shape[place + 1]
-    return strides
+    return tuple(strides)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from remote_agent.keeper.client import KeeperAddress, lease
 from remote_agent.loader.header_text import TensorEntry
 from remote_agent.protocol.internal import Manifest
 from remote_agent.resident.checksum import sampled_checksum
-from remote_agent.resident.manifest import read_entries, read_manifest
+from remote_agent.resident.manifest import ReadManifest, read_entries, read_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -44,13 +44,16 @@ class Lent:
     lease: socket.socket
 
 
-def open_resident(address: KeeperAddress, name: str, map_shared: MapShared, verify: bool) -> OpenResident:
+def open_resident(
+    address: KeeperAddress, name: str, map_shared: MapShared, verify: bool, before: ReadManifest | None = None
+) -> OpenResident:
     """Return a resident mapped here; with ``verify`` its samples agree with what was loaded.
 
+    ``before``: its manifest, where it was read already.
     Raises: KeeperError, ResidentLostError where it can't be used, DeviceError where nothing could be
     """
     begun = time.monotonic_ns()
-    with borrow(address, name) as lent:
+    with borrow(address, name, before) as lent:
         fetched = time.monotonic_ns()
         manifest, link = lent.manifest, lent.lease
         memory = map_shared(lent.descriptor, manifest.size_bytes, link.close)
@@ -65,14 +68,15 @@ def open_resident(address: KeeperAddress, name: str, map_shared: MapShared, veri
 
 
 @contextlib.contextmanager
-def borrow(address: KeeperAddress, name: str) -> Iterator[Lent]:
+def borrow(address: KeeperAddress, name: str, before: ReadManifest | None = None) -> Iterator[Lent]:
     """Give what the keeper lends; its descriptor is closed afterwards, and the lease too where the block raises.
 
+    ``before``: its manifest, where it was read already.
     Raises: KeeperError, ResidentLostError if it is not of this name and this boot
     """
     link, reply = lease(address, name)
     try:
-        manifest, table = read_manifest(reply.descriptors[0])
+        manifest, _, table = read_manifest(reply.descriptors[0], before)
         check_manifest(manifest, name, len(reply.descriptors))
         yield Lent(manifest, table, reply.descriptors[1], link)
     except BaseException:

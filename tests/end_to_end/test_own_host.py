@@ -173,6 +173,7 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
         "glowplug warm llama gpu-1",
         "glowplug show RUN",
         "glowplug release gpu-1",
+        "glowplug cache list gpu-1",
     ]
     workstation.know(plain, "gpu-1")
     (plain.home / AGENT).unlink()
@@ -201,6 +202,8 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
     assert (show.code, release.code) == (0, 0), (show, release)
     assert all(stage in show.out for stage in (*NATIVE_STAGES, "unattributed"))
     assert "released" in release.out
+    cache = workstation.shell(commands[8])
+    assert cache.code == 0, cache
 
 
 def test_the_example_of_the_configuration_is_free_of_mistakes(workstation: Workstation) -> None:

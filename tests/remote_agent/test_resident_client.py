@@ -103,6 +103,25 @@ def test_a_name_is_a_recipe_s_a_path_or_the_resident_s(
     assert nobody_is_attached(state)
 
 
+def test_a_path_whose_files_changed_is_not_what_is_resident(resident: str, state: StateDir, model: Path) -> None:
+    """By name the old weights are still to be had, and so they are by a path whose files are gone."""
+    shard = model / "model.safetensors"
+    save_file({"other": torch.zeros(3)}, shard)
+
+    with pytest.raises(
+        NotResidentError, match=r"not resident as it is now: .*model\.safetensors changed since .*"
+    ) as caught:
+        attach(model, state_dir=state.root)
+    assert caught.value.resident == (resident,)
+    with attach(model, state_dir=state.root, load=True) as loaded:
+        assert (list(loaded.tensors), loaded.is_resident) == (["other"], False)
+    attach(resident, state_dir=state.root).close()
+    shard.unlink()
+    attach(model, state_dir=state.root).close()
+
+    assert nobody_is_attached(state)
+
+
 def test_the_lease_lasts_as_long_as_a_tensor(resident: str, state: StateDir) -> None:
     """What is used elsewhere stays mapped, and the keeper goes on counting it."""
     with attach("tiny", state_dir=state.root) as attached:
@@ -250,13 +269,13 @@ def test_a_manifest_that_lies_is_nobody_s_model(
     state: StateDir,
     keeper: int,
 ) -> None:
-    """Garbage beside a good resident changes nothing for it, and leaves nothing open."""
+    """Garbage beside a good resident changes nothing for it, leaves nothing open, and is named for what it is."""
     address = KeeperAddress(state)
     with memory(b"no manifest", b"no memory") as descriptors:
         ask(address, "put garbage@cpu", descriptors)
     before, ours = at_rest(keeper), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
-    with pytest.raises(NotResidentError):
+    with pytest.raises(NotResidentError, match="garbage@cpu can't be used: a manifest of 11 bytes is torn"):
         attach("garbage@cpu", state_dir=state.root)
     attach("tiny", state_dir=state.root).close()
     gc.collect()

@@ -17,6 +17,7 @@ from remote_agent.protocol.messages import Gpu, Probe
 from remote_agent.verbs import load as load_verb
 from remote_agent.verbs import preflight as preflight_verb
 from remote_agent.verbs import probe as probe_verb
+from tests.remote_agent.loader.caches_by_hand import tell_cached
 from tests.remote_agent.loader.files_by_hand import serialise, tensor, write, write_index
 
 
@@ -68,8 +69,11 @@ def test_a_usage_error_is_exit_2(verb: object, arguments: list[str], capsys: pyt
     assert "usage:" in capsys.readouterr().err
 
 
-def test_load_verifies_every_tensor(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_verifies_every_tensor(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Path, bytes, rate, ceiling, tensors and the number verified are printed; equality is exit 0."""
+    tell_cached(monkeypatch, 0)
     assert load_verb.main([str(model), "--device", "cpu", "--verify", "--json"]) == 0
 
     report = json.loads(capsys.readouterr().out)

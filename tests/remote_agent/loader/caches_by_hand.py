@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from remote_agent.loader.residency import RangeResidency
+
 
 def drop_from_cache(path: Path, offset: int = 0, length: int = 0) -> None:
     """Have the kernel forget pages of a file, by default all of them; skip the test where it can't."""
@@ -18,6 +20,12 @@ def drop_from_cache(path: Path, offset: int = 0, length: int = 0) -> None:
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
+
+
+def tell_cached(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Have the kernel count that share of every range of a file in memory, for loads onto the CPU."""
+    found = RangeResidency((share,) * 4, "cachestat")
+    monkeypatch.setattr("remote_agent.loader.mapped.measure_ranges", lambda header, descriptor: found)
 
 
 def refuse_direct(monkeypatch: pytest.MonkeyPatch, number: int, at_open: bool = True) -> None:

@@ -275,3 +275,17 @@ def test_a_file_s_identity_fits_a_message_whatever_its_inode(number: int) -> Non
 
     assert decode(ShardIdentity, encode(identity)) == identity
     assert identity != identity_of("/m/model.safetensors", other)
+
+
+@pytest.mark.parametrize("quick_ns", [0, 10**12])
+def test_headers_are_the_same_whoever_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_ns: int
+) -> None:
+    """A first header that came slowly has others read at once, a quick one by the same thread: in order either way."""
+    for number in range(3):
+        write(tmp_path / f"{number}.safetensors", serialise([tensor(f"w{number}", "F32", [number + 1])]))
+    monkeypatch.setattr("remote_agent.loader.checkpoint.QUICK_NS", quick_ns)
+
+    found = inspect(tmp_path)
+
+    assert [header.tensors[0].name for header in found.shards] == ["w0", "w1", "w2"]

@@ -24,7 +24,7 @@ from remote_agent.loader.residency import measure_residency
 from remote_agent.loader.verify import verify
 from remote_agent.loader.views import bytes_of
 from remote_agent.protocol.messages import WeightsPolicy
-from tests.remote_agent.loader.caches_by_hand import drop_from_cache, refuse_direct
+from tests.remote_agent.loader.caches_by_hand import drop_from_cache, refuse_direct, tell_cached
 from tests.remote_agent.loader.files_by_hand import failure_of, serialise, tensor, write
 
 
@@ -172,8 +172,9 @@ def test_memory_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             load(checkpoint, open_device("cpu"), WeightsPolicy(), progress=lambda *_: None, memory=memory)
 
 
-def test_figures_stand_beside_their_ceiling(tmp_path: Path) -> None:
+def test_figures_stand_beside_their_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes, rate, ceiling and steps are there; progress ends at the whole and only grows."""
+    tell_cached(monkeypatch, 0.99)
     checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 20])])))
     seen: list[tuple[int, int]] = []
 
@@ -186,6 +187,18 @@ def test_figures_stand_beside_their_ceiling(tmp_path: Path) -> None:
     assert set(loaded.steps) == {"map", "views"}
     assert seen[-1] == (4 << 20, 4 << 20)
     assert seen == sorted(seen)
+    assert loaded.counters["brought_in_bytes"] == checkpoint.shards[0].size_bytes
+
+
+def test_pages_that_are_in_memory_are_left_to_their_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is brought in, so there is no ceiling to it; one page that is missing brings in its block."""
+    checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 20])])))
+    tell_cached(monkeypatch, 1.0)
+
+    loaded = load_on_cpu(checkpoint)
+
+    assert (loaded.path, loaded.counters["brought_in_bytes"], loaded.ceiling_bytes_s) == ("mapped", 0, None)
+    assert verify(checkpoint, loaded.tensors).is_equal
 
 
 def test_a_checkpoint_without_bytes_loads_without_a_rate(tmp_path: Path) -> None:
@@ -318,6 +331,7 @@ def test_a_file_that_changed_before_the_load_fails_it(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_brought_in_is_read_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel without MADV_POPULATE_READ still maps; a filesystem that can't populate is read."""
+    tell_cached(monkeypatch, 0)
     checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [1 << 16], 5)])))
     for number, path in ((errno.EINVAL, "mapped"), (errno.EFAULT, "read")):
 
@@ -336,6 +350,7 @@ def test_a_ceiling_that_cannot_be_measured_fails_no_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The tensors are there by then: one more map that is refused costs the figure alone."""
+    tell_cached(monkeypatch, 0)
     checkpoint = inspect(write(tmp_path / "x.safetensors", serialise([tensor("a", "F32", [4])])))
     real, made = mmap.mmap, []
 

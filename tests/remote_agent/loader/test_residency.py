@@ -12,7 +12,7 @@ import pytest
 from remote_agent.loader import residency
 from remote_agent.loader.filesystem import filesystem_of
 from remote_agent.loader.headers import read_header
-from remote_agent.loader.residency import measure_ranges, measure_residency
+from remote_agent.loader.residency import RANGE_BYTES, RangeResidency, measure_ranges, measure_residency
 from tests.remote_agent.loader.caches_by_hand import drop_from_cache
 from tests.remote_agent.loader.files_by_hand import serialise, tensor, write
 
@@ -222,3 +222,15 @@ def test_a_filesystem_is_found_by_its_device(tmp_path: Path) -> None:
     mounts.write_text("nonsense\n")
     assert filesystem_of(tmp_path, mounts) == "unknown"
     assert filesystem_of(tmp_path / "gone", mounts) == "unknown"
+
+
+def test_only_a_count_of_every_page_says_that_every_page_is_there() -> None:
+    """Samples, probes and a share that is nearly the whole say no."""
+    counted = RangeResidency((1.0, 0.999, 1.0), "cachestat")
+
+    assert counted.has_every_page(0, RANGE_BYTES)
+    assert counted.has_every_page(2 * RANGE_BYTES, 1)
+    assert not counted.has_every_page(RANGE_BYTES - 1, 2)
+    assert not counted.has_every_page(0, 3 * RANGE_BYTES)
+    for how in ("mincore", "probes", "timed", "unknown"):
+        assert not RangeResidency((1.0,), how).has_every_page(0, 1)

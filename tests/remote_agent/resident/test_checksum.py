@@ -7,7 +7,14 @@ import itertools
 import pytest
 import torch
 
-from remote_agent.resident.checksum import SAMPLE_BYTES, SAMPLES, sample_offsets, sampled_checksum
+from remote_agent.resident.checksum import (
+    SAMPLE_BYTES,
+    SAMPLES,
+    joined,
+    sample_offsets,
+    sampled_checksum,
+    views_of_samples,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +28,8 @@ def test_samples_are_spread_from_the_first_byte_to_the_last(size: int) -> None:
     assert offsets[-1] == max(0, size - SAMPLE_BYTES)
     assert len(offsets) == SAMPLES or size < SAMPLES + SAMPLE_BYTES
     steps = [after - before for before, after in itertools.pairwise(offsets)]
-    assert not steps or max(steps) - min(steps) <= 1
+    assert len(set(steps[:-1])) <= 1
+    assert not steps or 0 <= steps[-1] - steps[0] < SAMPLES
 
 
 def test_the_checksum_is_of_the_bytes_and_their_number() -> None:
@@ -36,6 +44,16 @@ def test_the_checksum_is_of_the_bytes_and_their_number() -> None:
         changed = content.clone()
         changed[position] ^= 1
         assert checksum != sampled_checksum(changed, content.numel())
+
+
+@pytest.mark.parametrize("size", [1, SAMPLE_BYTES, SAMPLE_BYTES + 1, SAMPLE_BYTES + 40, 100_001, 1 << 20])
+def test_a_device_s_samples_are_the_very_bytes(size: int) -> None:
+    """Gathered by one view of all that stand at one distance, also where the memory begins within its storage."""
+    memory = torch.arange(size + 16, dtype=torch.int64).to(torch.uint8)[16:]
+    offsets, length = sample_offsets(size), min(SAMPLE_BYTES, size)
+
+    expected = b"".join(bytes(memory[offset : offset + length].tolist()) for offset in offsets)
+    assert joined(views_of_samples(memory, offsets, length)) == expected
 
 
 def test_what_lies_behind_the_given_size_does_not_count() -> None:
