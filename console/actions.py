@@ -25,6 +25,10 @@ class Situation(Protocol):
     @property
     def has_warm(self) -> bool: ...
     @property
+    def has_standby(self) -> bool: ...
+    @property
+    def has_parked(self) -> bool: ...
+    @property
     def has_lost_link(self) -> bool: ...
     @property
     def has_log(self) -> bool: ...
@@ -93,6 +97,14 @@ def _warm(situation: Situation) -> bool:
     return situation.has_warm
 
 
+def _standby(situation: Situation) -> bool:
+    return situation.has_standby
+
+
+def _parked(situation: Situation) -> bool:
+    return situation.has_parked
+
+
 def _lost_link(situation: Situation) -> bool:
     return situation.has_lost_link
 
@@ -116,6 +128,10 @@ ACTIONS: tuple[Action, ...] = (
       "Act", S.FLEET, footer=True, changes=True, dangerous=True, available=_unfinished),
     A("fleet.release", "R", "release", "Release", "Let go of the warm models of the marked nodes, or the selected one",
       "Act", S.FLEET, footer=True, changes=True, dangerous=True, available=_warm),
+    A("fleet.park", "P", "park", "Park", "Take the standbys of the marked nodes, or the selected one, off their GPUs",
+      "Act", S.FLEET, changes=True, dangerous=True, available=_standby),
+    A("fleet.unpark", "U", "unpark", "Unpark", "Put the parked standbys of the marked nodes, or the selected one, back",
+      "Act", S.FLEET, changes=True, dangerous=True, available=_parked),
     A("fleet.filter", "slash", "filter", "Filter", "Show only some nodes: a name, tag: state: recipe:, - for not",
       "Look", S.FLEET, footer=True),
     A("fleet.mark", "space", "mark", "Mark", "Mark or unmark the selected node", "Look", S.FLEET, footer=True,

@@ -185,7 +185,7 @@ class GlowplugApp(App[int]):
 
     # --- actions of the registry ----------------------------------------------------------
 
-    has_target = has_unfinished = has_warm = has_lost_link = has_log = False
+    has_target = has_unfinished = has_warm = has_standby = has_parked = has_lost_link = has_log = False
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return permitted(action, Scope.APP, self, read_only=self.read_only)

@@ -31,6 +31,8 @@ from remote_agent.protocol.messages import (
     CacheClearResult,
     CacheListParams,
     CacheListResult,
+    ParkParams,
+    ParkResult,
     Probe,
     Recipe,
     ReleaseParams,
@@ -48,6 +50,9 @@ from remote_agent.recipe import recipe_hash
 
 CLOSE_S = 5.0
 ANSWER_S = 12.0
+PARK_S = 600.0
+"""How long a driver may take to move a whole GPU's memory to or from the host's."""
+
 log = logging.getLogger(__name__)
 
 LinkFactory = Callable[[Node, str, Callable[[str], int], Session], Link]
@@ -270,6 +275,21 @@ class Fleet:
         answer = await session.request("standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
         await session.status()
         return answer.stopped
+
+    async def park(self, node: str, run_uid: str) -> ParkResult:
+        """Take a run's standbys off their devices. Raises: LinkError, RequestRefused."""
+        return await self._move(node, "park", run_uid)
+
+    async def unpark(self, node: str, run_uid: str) -> ParkResult:
+        """Put a run's parked standbys back. Raises: LinkError, RequestRefused."""
+        return await self._move(node, "unpark", run_uid)
+
+    async def _move(self, node: str, method: str, run_uid: str) -> ParkResult:
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        answer = await session.request(method, ParkParams(run_uid), ParkResult, timeout_s=PARK_S)
+        await session.status()
+        return answer
 
     async def probe(self, node: str) -> Probe:
         """Ask the node what it is. Raises: LinkError, RequestRefused."""

@@ -14,6 +14,7 @@ from console.errors import GlowplugError
 from console.format import counted, short_uid, size_text
 from console.lines import Line, Piece
 from console.state import NodeState, unfinished_runs
+from remote_agent.protocol.messages import Tier
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,14 @@ def cancel_tasks(states: Iterable[NodeState], shown: Container[str], run_uid: st
     return tuple(tasks)
 
 
-def release_tasks(states: Iterable[NodeState], shown: Container[str], run_uid: str | None = None) -> tuple[Task, ...]:
-    """Return one task for every warm model of the nodes, or for those of one run."""
+def resident_tasks(
+    states: Iterable[NodeState], shown: Container[str], run_uid: str | None = None, tier: Tier | None = None
+) -> tuple[Task, ...]:
+    """Return one task for every warm model of the nodes, or for those of one run or one tier."""
     tasks: dict[tuple[str, str], Task] = {}
     for state in states:
         for resident in state.residents or ():
-            if run_uid is not None and resident.run_uid != run_uid:
+            if run_uid not in (None, resident.run_uid) or tier not in (None, resident.tier):
                 continue
             words: list[Piece] = [
                 (f"  {resident.recipe}", "text"),

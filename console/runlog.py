@@ -95,5 +95,8 @@ def _resident_line(data: ResidentChanged) -> str:
     resident = data.resident
     if data.state == "held":
         attached = f", attached {resident.attached} times" if resident.attached else ""
-        return f"{resident.recipe} is {resident.tier.value} on {resident.device}, {size_text(resident.bytes)}{attached}"
+        took_ns = data.steps.get("park_ns") or data.steps.get("unpark_ns")
+        took = f", {'parked' if 'park_ns' in data.steps else 'put back'} in {duration_text(took_ns)}" if took_ns else ""
+        what = f"{resident.tier.value} on {resident.device}, {size_text(resident.bytes)}"
+        return f"{resident.recipe} is {what}{attached}{took}"
     return f"{resident.recipe} left {resident.device}" + (f": {data.reason}" if data.reason else "")

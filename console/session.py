@@ -51,7 +51,7 @@ from remote_agent.protocol.messages import (
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-TIERS_FOLLOWED = (Tier.COLD, Tier.CACHED, Tier.HOST, Tier.RESIDENT, Tier.ARMED, Tier.STANDBY)
+TIERS_FOLLOWED = (Tier.COLD, Tier.CACHED, Tier.HOST, Tier.RESIDENT, Tier.ARMED, Tier.PARKED, Tier.STANDBY)
 """Tiers that a run may start from today; history is asked about each."""
 
 ENOUGH_FAILURES = 2

@@ -42,6 +42,7 @@ CHILDREN = {
     "worker": "remote_agent.worker",
     "cacher": "remote_agent.pagecache.process",
     "preflight-child": "remote_agent.pipeline.preflight",
+    "park-child": "remote_agent.park_child",
 }
 """Processes the agent starts itself."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Union
@@ -35,6 +36,7 @@ from remote_agent.loader.problems import shown
 from remote_agent.protocol.internal import Manifest
 from remote_agent.protocol.messages import WeightsPolicy
 from remote_agent.resident.gpu_memory import GpuSpace
+from remote_agent.resident.gpu_shared import map_descriptor
 from remote_agent.resident.manifest import ReadManifest, read_manifest
 from remote_agent.resident.opening import MapShared, open_resident
 
@@ -226,7 +228,7 @@ def gpu_mapper(uuid: str) -> MapShared:
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(f"torch can't use {uuid}: {error}", "torch.cuda.init", "torch") from error
     synchronise: Callable[[], None] = lambda: torch.cuda.synchronize(ordinal)  # noqa: E731
-    return GpuSpace(driver, ordinal, synchronise).map_descriptor
+    return partial(map_descriptor, GpuSpace(driver, ordinal, synchronise))
 
 
 def _load(path: Path, device: str | None, reason: str) -> Attached:

@@ -21,7 +21,7 @@ from remote_agent import caches
 from remote_agent.cache_store import in_use
 from remote_agent.pipeline.channel import Channel
 from remote_agent.pipeline.imports import WORKER_ENVIRONMENT, settle_environment
-from remote_agent.protocol.internal import WorkerFailed, WorkerJob, WorkerRelease
+from remote_agent.protocol.internal import WorkerFailed, WorkerJob, WorkerMap, WorkerRelease, WorkerUnmap
 from remote_agent.protocol.messages import Failure
 
 
@@ -56,6 +56,9 @@ def serve(sock: socket.socket) -> int:
         message = channel.receive()
         if isinstance(message, WorkerRelease):
             return 0
+        if isinstance(message, (WorkerUnmap, WorkerMap)):
+            runner.move(message)  # where that fails agentd knows why, and ends this process
+            continue
         if not isinstance(message, WorkerJob):
             failure = Failure("protocol", f"a worker waits for a job, not for a {type(message).__name__}")
             channel.send(WorkerFailed(failure))

@@ -59,11 +59,12 @@ def _lines(answer: Answer[StatusResult]) -> Iterator[str]:
     for run in status.runs:
         yield report.one_line(report.of_view(answer.node, run))
     for resident in status.residents:
-        attached = f"  {resident.attached} attached" if resident.attached else ""
+        notes = f"  {resident.attached} attached" if resident.attached else ""
+        notes += f"  {size_text(resident.host_bytes)} in host memory" if resident.host_bytes else ""
         glyph = "○" if resident.tier is Tier.ARMED else "✔"
         yield (
             f"{glyph} {answer.node:<14} {resident.recipe:<16} {resident.tier.value:<9} {resident.device:<12} "
-            f"{size_text(resident.bytes):>9}  {short_uid(resident.run_uid)}{attached}"
+            f"{size_text(resident.bytes):>9}  {short_uid(resident.run_uid)}{notes}"
         )
     for finding in _memory_findings(status):
         yield f"! {answer.node:<14} {finding.text}"

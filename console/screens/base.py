@@ -38,6 +38,8 @@ class _Common:
     has_target = False
     has_unfinished = False
     has_warm = False
+    has_standby = False
+    has_parked = False
     has_lost_link = False
     has_log = False
 

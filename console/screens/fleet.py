@@ -19,9 +19,10 @@ from console.widgets.header import header_line
 from console.widgets.key_bar import KeyBar
 from console.widgets.line_view import LineView
 from console.widgets.node_filter import FilterError, NodeFilter, parse_filter
-from console.widgets.node_view import URGENCY, Status, node_status
+from console.widgets.node_view import URGENCY, Status, holds, node_status
 from console.widgets.paint import Line, Moment, Piece
 from console.widgets.selection import NodeSelection
+from remote_agent.protocol.messages import Tier
 
 SMALL_WIDTH, SMALL_HEIGHT = 60, 16
 PLACEHOLDER = "name  tag:prod  state:failed  recipe:llama  -tag:test"
@@ -138,11 +139,20 @@ class FleetScreen(ConsoleScreen):
         return any(state.residents for state in self._target_states())
 
     @property
+    def has_standby(self) -> bool:  # type: ignore[override]
+        return any(holds(state, Tier.STANDBY) for state in self._target_states())
+
+    @property
+    def has_parked(self) -> bool:  # type: ignore[override]
+        return any(holds(state, Tier.PARKED) for state in self._target_states())
+
+    @property
     def has_lost_link(self) -> bool:  # type: ignore[override]
         return any(not state.is_known for state in self._target_states())
 
     def _situation_changed(self) -> None:
-        situation = (self.has_target, self.has_unfinished, self.has_warm, self.has_lost_link)
+        warm = (self.has_warm, self.has_standby, self.has_parked)
+        situation = (self.has_target, self.has_unfinished, *warm, self.has_lost_link)
         if situation != self._situation:
             self._situation = situation
             self.refresh_bindings()
@@ -271,6 +281,12 @@ class FleetScreen(ConsoleScreen):
 
     def action_release(self) -> None:
         HostWork(self.console_app).release(self._target_states(), self.selection.shown)
+
+    def action_park(self) -> None:
+        HostWork(self.console_app).park(self._target_states(), self.selection.shown)
+
+    def action_unpark(self) -> None:
+        HostWork(self.console_app).unpark(self._target_states(), self.selection.shown)
 
     def action_probe(self) -> None:
         HostWork(self.console_app).probe(self.targets())

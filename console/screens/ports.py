@@ -53,11 +53,13 @@ class FleetPort(Protocol):
     async def warm(self, node: str, recipe_name: str, *, run_uid: str | None = None) -> str: ...
     async def cancel(self, node: str, run_uid: str) -> object: ...
     async def release(self, node: str, run_uid: str | None = None) -> object: ...
+    async def park(self, node: str, run_uid: str) -> object: ...
+    async def unpark(self, node: str, run_uid: str) -> object: ...
     async def probe(self, node: str) -> object: ...
 
 
 class ReadOnlyFleet:
-    """A fleet on which nothing can be started, cancelled or released, whatever asks for it.
+    """A fleet on which nothing can be started, cancelled, released or parked, whatever asks for it.
 
     Everything else is the fleet's own.
     """
@@ -114,4 +116,10 @@ class ReadOnlyFleet:
         raise UsageError(REFUSAL)
 
     async def release(self, node: str, run_uid: str | None = None) -> object:
+        raise UsageError(REFUSAL)
+
+    async def park(self, node: str, run_uid: str) -> object:
+        raise UsageError(REFUSAL)
+
+    async def unpark(self, node: str, run_uid: str) -> object:
         raise UsageError(REFUSAL)

@@ -7,13 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from console.format import counted
-from console.operations import Outcome, Task, cancel_tasks, carry_out, question, release_tasks
+from console.operations import Outcome, Task, cancel_tasks, carry_out, question, resident_tasks
 from console.screens.confirm import ConfirmScreen
 from console.state import NodeState
+from remote_agent.protocol.messages import Tier
 
 if TYPE_CHECKING:
     from console.app import GlowplugApp
 
+PARK_NOTE = "They wait in the host's memory; their weights stay on the GPU. The next run puts its own back."
 RELEASE_NOTE = "Their memory is freed; the next start there is a cold or a cached one."
 
 
@@ -34,11 +36,27 @@ class HostWork:
 
     def release(self, states: Iterable[NodeState], shown: Collection[str], run_uid: str | None = None) -> None:
         """Ask, then let go of every warm model of those nodes, or of the one run's."""
-        tasks = release_tasks(states, shown, run_uid)
+        tasks = resident_tasks(states, shown, run_uid)
         if tasks:
             text = question("Release", tasks, "warm model")
             dialog = ConfirmScreen(text, [task.line for task in tasks], "Release", note=RELEASE_NOTE)
             self._app.ask(dialog, partial(self._each, "warm model", "released", tasks, self._app.fleet.release))
+
+    def park(self, states: Iterable[NodeState], shown: Collection[str]) -> None:
+        """Ask, then take every standby of those nodes off its GPU."""
+        tasks = resident_tasks(states, shown, tier=Tier.STANDBY)
+        if tasks:
+            dialog = ConfirmScreen(
+                question("Park", tasks, "standby"), [task.line for task in tasks], "Park", note=PARK_NOTE
+            )
+            self._app.ask(dialog, partial(self._each, "standby", "parked", tasks, self._app.fleet.park))
+
+    def unpark(self, states: Iterable[NodeState], shown: Collection[str]) -> None:
+        """Ask, then put every parked standby of those nodes back."""
+        tasks = resident_tasks(states, shown, tier=Tier.PARKED)
+        if tasks:
+            dialog = ConfirmScreen(question("Unpark", tasks, "standby"), [task.line for task in tasks], "Unpark")
+            self._app.ask(dialog, partial(self._each, "standby", "put back", tasks, self._app.fleet.unpark))
 
     def probe(self, names: Sequence[str]) -> None:
         self._app.run_worker(self._probe(names), name="probe")

@@ -140,6 +140,11 @@ def tiers_of(state: NodeState) -> tuple[tuple[str, str, str], ...]:
     return (*warm, *rest)
 
 
+def holds(state: NodeState, tier: Tier) -> bool:
+    """Whether a model of that tier is on the node."""
+    return any(resident.tier is tier for resident in state.residents or ())
+
+
 def _left_cached(state: NodeState) -> str | None:
     """Return the recipe of the shown run if all it left is what the kernel keeps for as long as it likes."""
     run = state.run

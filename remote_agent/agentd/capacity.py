@@ -69,10 +69,8 @@ def device_memory(
     device: str, report: SamplerReport | None, host_available_bytes: int, residents: Iterable[Resident]
 ) -> Memory:
     """Return what is free on a device; for the CPU and for unified memory that is the host's."""
-    ours = [resident for resident in residents if lies_on(resident) == device]
-    # What descriptors hold has no process, and nvidia-smi shows none.
-    by = {r: "descriptors" if r.pid is None else f"process {r.pid}" for r in ours}
-    holders = [f"{r.recipe} of {r.owner} ({gigabytes(r.bytes)}, {by[r]})" for r in ours]
+    ours = [one for one in residents if bytes_on(one, device)]
+    holders = [f"{r.recipe} of {r.owner} ({gigabytes(bytes_on(r, device))}, {_held_by(r, device)})" for r in ours]
     gpu = next((gpu for gpu in report.gpus if gpu.uuid == device), None) if report else None
     if device == CPU or (gpu is not None and gpu.unified):
         return Memory(host_available_bytes, tuple(holders))
@@ -99,8 +97,10 @@ def unexplained_bytes(gpu: Gpu, residents: Iterable[Resident]) -> int | None:
         return None
     explained = gpu.memory_reserved_bytes or 0
     for one in residents:
-        if lies_on(one) == gpu.uuid:
-            explained += max(one.bytes, sizes.pop(one.pid, None) or 0) if one.pid is not None else one.bytes
+        held_bytes = bytes_on(one, gpu.uuid)
+        if held_bytes and one.pid is not None and one.tier is not Tier.PARKED:
+            held_bytes = max(held_bytes, sizes.pop(one.pid, None) or 0)
+        explained += held_bytes
     return max(0, gpu.memory_used_bytes - explained - sum(size or 0 for size in sizes.values()))
 
 
@@ -110,9 +110,24 @@ def process_bytes(pid: int, report: SamplerReport | None) -> int:
     return sum(process.memory_bytes or 0 for process in processes if process.pid == pid)
 
 
-def lies_on(resident: Resident) -> str:
-    """Return whose memory a resident's bytes take: shards that are cached or registered are the host's."""
-    return CPU if resident.tier in (Tier.CACHED, Tier.HOST) else resident.device
+def bytes_on(resident: Resident, device: str) -> int:
+    """Return what a resident takes of a device's memory; that of ``cpu`` is the host's.
+
+    Shards that are cached or registered are the host's. What is parked is the host's too, but for weights that the
+    keeper has: those stay where they are.
+    """
+    if resident.tier is Tier.PARKED and device == CPU:
+        return resident.host_bytes
+    if resident.tier is Tier.PARKED and resident.name is None:
+        return 0
+    lies_on = CPU if resident.tier in (Tier.CACHED, Tier.HOST) else resident.device
+    return resident.bytes if lies_on == device else 0
+
+
+def _held_by(resident: Resident, device: str) -> str:
+    """Say what holds it there. What descriptors hold has no process, and nvidia-smi shows none."""
+    is_away = resident.tier is Tier.PARKED and device != CPU
+    return "descriptors" if resident.pid is None or is_away else f"process {resident.pid}"
 
 
 def check_memory(device: str, needed_bytes: int, memory: Memory) -> None:

@@ -7,10 +7,12 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 
 from remote_agent.agentd.lifecycle import IllegalTransitionError
+from remote_agent.agentd.park_moves import StandbyLostError
 from remote_agent.agentd.paths import tail
 from remote_agent.agentd.reaper import Child
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.stages import StageBoard
+from remote_agent.agentd.timeline import Figures
 from remote_agent.agentd.workers import Order, SpawnError, Worker
 from remote_agent.errors import StageError
 from remote_agent.protocol.internal import (
@@ -85,31 +87,51 @@ class Crew:
 
     def has_standbys(self, shards: Sequence[ShardIdentity]) -> bool:
         """Return whether living standbys hold exactly these files."""
-        fits = (worker.is_alive and worker.shards == tuple(shards) for worker in self._borrowed.values())
-        return bool(self._borrowed) and all(fits)
+        return bool(self._borrowed) and all(_fits(worker, shards) for worker in self._borrowed.values())
+
+    @property
+    def parked(self) -> tuple[str, ...]:
+        """The devices whose standby, kept for this run, is parked."""
+        tier_of = self._services.residents.tier_of
+        return tuple(device for device, worker in self._borrowed.items() if tier_of(worker) is Tier.PARKED)
+
+    async def wake(self) -> str | None:
+        """Put the parked ones back, as part of their ``context``; return why one of them is lost, if one is.
+
+        Raises: StageError ``no_memory``
+        """
+        problems = await asyncio.gather(*(self._wake(device) for device in self.parked))
+        return "; ".join(filter(None, problems)) or None
+
+    async def _wake(self, device: str) -> str | None:
+        self._board.begin("context", device)
+        try:
+            steps = await self._services.parking.wake(self._borrowed[device])
+        except StandbyLostError as error:
+            self._board.note("context", device, Figures(reason=str(error)))
+            return str(error)
+        self._board.note("context", device, Figures(reason="unparked", extra=steps))
+        return None
 
     def tier_held(self, shards: Sequence[ShardIdentity]) -> Tier | None:
-        """Return what living processes hold of exactly these files for this run, if anything."""
-        if not self.has_standbys(shards):
-            return None
-        return self._services.residents.tier_of(next(iter(self._borrowed.values())))
+        """Return the coldest that living processes hold of exactly these files for this run, if anything."""
+        return self._services.residents.coldest(self._borrowed.values()) if self.has_standbys(shards) else None
 
     async def use_standbys_or_start(self, orders: Sequence[Order], shards: Sequence[ShardIdentity]) -> None:
-        """Give the standbys this run's job, or replace them where their files are no longer these.
+        """Give the standbys this run's job; those whose files are no longer these, or that are gone, are replaced.
 
         Raises: StageError
         """
-        if self.has_standbys(shards):
-            for order in orders:
-                worker = self._borrowed.pop(order.device)
-                self._enlist(worker)
-                worker.assign(order, time.monotonic_ns())
-            return
+        fitting = {device: worker for device, worker in self._borrowed.items() if _fits(worker, shards)}
         reason = f"its files changed: run {self._run_uid} loads them again"
-        stale = list(self._borrowed.values())
-        await self.watch(*(self._services.residents.replace(worker, reason) for worker in stale))
+        others = [worker for device, worker in self._borrowed.items() if device not in fitting]
+        await self.watch(*(self._services.residents.replace(worker, reason) for worker in others))
         self._borrowed.clear()
-        await self.watch(*(self.start_worker(order) for order in orders))
+        for order in orders:
+            if order.device in fitting:
+                self._enlist(fitting[order.device])
+                fitting[order.device].assign(order, time.monotonic_ns())
+        await self.watch(*(self.start_worker(order) for order in orders if order.device not in fitting))
 
     def send_go(self, shards: tuple[ShardIdentity, ...], residents: Mapping[str, str]) -> None:
         """Let every worker go on. ``residents``: by device, what the keeper calls these files' weights there."""
@@ -186,3 +208,7 @@ class Crew:
         if mapped is not None and mapped.stage == stage:
             detail += f"; the file it had mapped last is {mapped.path}"
         self.fail(StageError(Failure("worker_died", detail, stage)))
+
+
+def _fits(worker: Worker, shards: Sequence[ShardIdentity]) -> bool:
+    return worker.is_alive and worker.shards == tuple(shards)

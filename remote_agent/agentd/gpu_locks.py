@@ -31,14 +31,16 @@ class GpuLocks:
         self._events, self._folders = events, tuple(folders)
         self._taken: dict[str, list[LockFile]] = {}
 
-    async def take(self, run_uid: str, devices: Sequence[str]) -> int:
-        """Wait until the run has the locks of all its GPUs; nothing where it has them.
+    async def take(self, who: str, devices: Sequence[str], run_uid: str | None = None) -> int:
+        """Wait until a run, or ``who`` else, has the locks of all its GPUs; nothing where it has them.
+
+        ``run_uid``: whose events say what is waited for, where that is not ``who``.
 
         Returns the time, on CLOCK_MONOTONIC, after which the memory of every one of them has not changed by a load.
         """
-        if run_uid in self._taken:
+        if who in self._taken:
             return 0
-        taken = self._taken[run_uid] = []
+        taken, run_uid = self._taken.setdefault(who, []), run_uid or who
         gpus = sorted(set(devices) - {CPU})  # one order for all, so that none waits in a circle
         folder = find_folder(self._folders) if gpus else None
         if gpus and folder is None:
@@ -59,9 +61,9 @@ class GpuLocks:
             used_mono_ns = max(used_mono_ns, lock.used_mono_ns)
         return used_mono_ns
 
-    def release(self, run_uid: str, has_loaded: bool) -> None:
-        """Give back the run's locks, if it has any; ``has_loaded``: what is free on its GPUs is different now."""
-        for lock in self._taken.pop(run_uid, ()):
+    def release(self, who: str, has_loaded: bool) -> None:
+        """Give back what was taken, if anything was; ``has_loaded``: what is free on its GPUs is different now."""
+        for lock in self._taken.pop(who, ()):
             lock.release(has_loaded)
 
     async def _wait_for(self, lock: LockFile, run_uid: str, gpu: str) -> None:

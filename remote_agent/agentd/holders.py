@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.workers import Worker
-from remote_agent.protocol.messages import Resident, ResidentChanged
+from remote_agent.protocol.messages import Resident, ResidentChanged, Tier
+
+NO_STEPS: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class ReuseKey:
 class Held:
     """A warm model: a standby's, by its ``worker``, or the keeper's alone.
 
-    ``reason``: why it will be gone. ``is_dropped``: the keeper has let go of its part. ``used_wall_ns``: when a run or
-    an attached process was last seen to use it.
+    ``reason``: why it will be gone. ``is_dropped``: the keeper has let go of its part. ``is_moving``: it is being
+    parked or unparked. ``used_wall_ns``: when a run or an attached process was last seen to use it.
     """
 
     resident: Resident
@@ -38,11 +40,17 @@ class Held:
     busy_with: str | None = None
     reason: str | None = None
     is_dropped: bool = False
+    is_moving: bool = False
     timer: asyncio.TimerHandle | None = None
     used_wall_ns: int = 0
 
     def __post_init__(self) -> None:
         self.used_wall_ns = self.used_wall_ns or self.resident.since_wall_ns
+
+    @property
+    def is_off_device(self) -> bool:
+        """Whether the driver may hold its process still, so that only a kill ends it."""
+        return self.is_moving or self.resident.tier is Tier.PARKED
 
 
 class Holders:
@@ -73,12 +81,12 @@ class Holders:
         """Take in an entry that an agent before has told of."""
         self._held[held] = None
 
-    def change(self, held: Held, **fields: object) -> None:
-        """Tell what is different about an entry, if anything is."""
+    def change(self, held: Held, steps: Mapping[str, int] = NO_STEPS, **fields: object) -> None:
+        """Tell what is different about an entry, if anything is, and what that took."""
         changed = replace(held.resident, **fields)  # type: ignore[arg-type]
         if changed != held.resident:
             held.resident = changed
-            self._events.emit(ResidentChanged(changed, "held"), changed.run_uid)
+            self._events.emit(ResidentChanged(changed, "held", steps=steps), changed.run_uid)
 
     def remove(self, held: Held, reason: str) -> None:
         """Take an entry out, if it is still there."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -51,6 +52,21 @@ def memory_bytes() -> tuple[int, int]:
     return kilobytes.get("MemTotal", 0) << 10, kilobytes.get("MemAvailable", 0) << 10
 
 
+def memory_room_bytes() -> int:
+    """Return how much memory a process here could still take: the host's, or its control group's where that is less.
+
+    What a group's page cache takes counts as room: the kernel gives it back first.
+    """
+    rooms = [memory_bytes()[1]]
+    for limit_file, used_file in _memory_groups():
+        limit, used = _read(limit_file), _read(used_file)
+        if limit.isdigit() and used.isdigit():
+            stat = _read(limit_file.with_name("memory.stat"))
+            cached = _counter(stat, "active_file") + _counter(stat, "inactive_file")
+            rooms.append(max(0, int(limit) - int(used) + cached))
+    return min(rooms)
+
+
 def unevictable_bytes() -> int:
     """Return what of the host's memory is locked already, as far as the kernel counts it."""
     for line in _read(PROC / "meminfo").splitlines():
@@ -62,20 +78,7 @@ def unevictable_bytes() -> int:
 
 def memory_limit_bytes() -> int | None:
     """Return the least that a control group of this process may use; None where there is no limit."""
-    limits = []
-    for line in _read(PROC / "self/cgroup").splitlines():
-        number, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if number == "0":
-            folder, name = CGROUPS, "memory.max"
-        elif "memory" in controllers.split(","):
-            folder, name = CGROUPS / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        group = folder / path.lstrip("/")
-        while group != folder.parent:
-            text = _read(group / name)
-            limits += [int(text)] if text.isdigit() else []
-            group = group.parent
+    limits = [int(text) for text in (_read(limit_file) for limit_file, _ in _memory_groups()) if text.isdigit()]
     total_bytes = memory_bytes()[0]
     return min((limit for limit in limits if limit < total_bytes), default=None)  # more is no limit
 
@@ -111,6 +114,19 @@ def process_state(pid: int) -> str:
 
 def process_name(pid: int) -> str | None:
     return _read(PROC / str(pid) / "comm") or None
+
+
+def _memory_groups() -> Iterator[tuple[Path, Path]]:
+    """Yield the files with limit and use of this process's control group and of those around it that can be seen."""
+    for line in _read(PROC / "self/cgroup").splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        inner = PurePosixPath(path.lstrip("/"))
+        for part in (inner, *inner.parents):
+            if number == "0":
+                yield CGROUPS / part / "memory.max", CGROUPS / part / "memory.current"
+            elif "memory" in controllers.split(","):
+                folder = CGROUPS / "memory" / part
+                yield folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"
 
 
 def _counter(text: str, name: str) -> int:

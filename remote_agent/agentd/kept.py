@@ -21,8 +21,15 @@ log = logging.getLogger(__name__)
 class Kept:
     """``settled`` is set once the keeper was asked for the first time."""
 
-    def __init__(self, holders: Holders, keeper: KeeperLink, arm: Callable[[Held], None]) -> None:
-        self._holders, self._keeper, self._arm = holders, keeper, arm
+    def __init__(
+        self,
+        holders: Holders,
+        keeper: KeeperLink,
+        arm: Callable[[Held], None],
+        orphaned: Callable[[Held, str], None],
+    ) -> None:
+        """``orphaned`` hears of a worker's entry whose part at the keeper is gone, and why."""
+        self._holders, self._keeper, self._arm, self._orphaned = holders, keeper, arm, orphaned
         self._expected: dict[str, str] = {}
         self._unreadable: set[str] = set()
         self._complaint = ""
@@ -119,6 +126,7 @@ class Kept:
         """The keeper's part of ``held`` is gone; a worker's, if there is one, is not."""
         if held.worker is not None:
             self._holders.change(held, name=None, attached=0)
+            self._orphaned(held, reason)
         else:
             self._holders.remove(held, reason)
 

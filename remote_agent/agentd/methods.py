@@ -16,6 +16,8 @@ from remote_agent.protocol.messages import (
     CacheListParams,
     CacheListResult,
     Empty,
+    ParkParams,
+    ParkResult,
     Probe,
     ReleaseParams,
     ReleaseResult,
@@ -52,6 +54,8 @@ def methods(supervisor: Supervisor) -> Mapping[str, Handler]:
         "cache.clear": calls.cache_clear,
         "standby.start": calls.standby_start,
         "standby.stop": calls.standby_stop,
+        "park": calls.park,
+        "unpark": calls.unpark,
         "shutdown": calls.shutdown,
     }
 
@@ -101,6 +105,12 @@ class _Calls:
 
     async def standby_stop(self, params: object) -> StandbyStopResult:
         return StandbyStopResult(await self._supervisor.stop_standbys(cast(StandbyStopParams, params).recipe))
+
+    async def park(self, params: object) -> ParkResult:
+        return await self._supervisor.parking.park(cast(ParkParams, params))
+
+    async def unpark(self, params: object) -> ParkResult:
+        return await self._supervisor.parking.unpark(cast(ParkParams, params))
 
     async def shutdown(self, params: object) -> Empty:
         await self._supervisor.shut_down(cast(ShutdownParams, params))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from remote_agent.agentd.capacity import lies_on
+from remote_agent.agentd.capacity import bytes_on
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.holders import Held, Holders, ReuseKey
 from remote_agent.agentd.keeping import KeeperLink
@@ -32,7 +32,7 @@ class Residents:
     def __init__(self, events: EventLog, keeper: KeeperLink) -> None:
         self._events, self._keeper = events, keeper
         self._holders = Holders(events)
-        self.kept = Kept(self._holders, keeper, self._arm)
+        self.kept = Kept(self._holders, keeper, self._arm, self._orphaned)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def all(self) -> tuple[Resident, ...]:
@@ -67,21 +67,28 @@ class Residents:
         self._dismiss(worker, Held(resident))
 
     def find(self, key: ReuseKey) -> Worker | None:
-        """Return an idle standby that fits and is to stay."""
-        fitting = (
-            held.worker
-            for held in self._holders
-            if held.worker is not None
-            and held.key == key
-            and not (held.busy_with or held.reason)
-            and held.worker.is_alive
-        )
-        return next(fitting, None)
+        """Return an idle standby that fits and is to stay, one that is parked only where there is no other."""
+        fitting = [held for held in self._holders if held.key == key and not (_is_busy(held) or held.reason)]
+        workers = [held.worker for held in sorted(fitting, key=lambda held: held.is_off_device)]
+        return next((worker for worker in workers if worker is not None and worker.is_alive), None)
+
+    def of_worker(self, worker: Worker) -> Held:
+        """Return the entry of a standby. Raises: KeyError if it is gone"""
+        held = self._holders.of_worker(worker)
+        if held is None:
+            raise KeyError(worker.child.pid)
+        return held
 
     def tier_of(self, worker: Worker) -> Tier | None:
         """Return what a worker holds, if anything."""
         held = self._holders.of_worker(worker)
         return None if held is None else held.resident.tier
+
+    def coldest(self, workers: Iterable[Worker]) -> Tier | None:
+        """Return the coldest of what workers hold; None where there are none, or one holds nothing."""
+        tiers = [self.tier_of(worker) for worker in workers]
+        known = [tier for tier in tiers if tier is not None]
+        return min(known, key=list(Tier).index) if known and len(known) == len(tiers) else None
 
     def registered_bytes(self, shards: Sequence[ShardIdentity]) -> int:
         """Return how much of the host's memory workers keep registered of other files, each file's pages once."""
@@ -138,12 +145,12 @@ class Residents:
 
     def idle(self, device: str) -> tuple[Held, ...]:
         """Return what nobody is attached to there and no run uses, the least recently used first."""
-        there = [held for held in self._holders if lies_on(held.resident) == device and not held.busy_with]
+        there = [held for held in self._holders if bytes_on(held.resident, device) and not _is_busy(held)]
         return tuple(sorted((held for held in there if not held.resident.attached), key=lambda held: held.used_wall_ns))
 
     async def let_go(self, held: Held, reason: str) -> bool:
         """Let one go that nobody is attached to, and return whether it went."""
-        if held.busy_with or held not in self._holders:
+        if _is_busy(held) or held not in self._holders:
             return False
         try:
             await self._release(held, reason)
@@ -167,17 +174,33 @@ class Residents:
         ``wait_s`` and not ``force``; then nothing has gone.
         """
         await self.kept.settled.wait()
-        chosen = [held for held in self._holders if run_uid in (None, held.resident.run_uid)]
-        if run_uid is not None and not chosen:
-            raise RefusedError("no_such_resident", f"run {run_uid} holds nothing on this node")
+        chosen = list(self._holders) if run_uid is None else self.chosen(run_uid)
         for held in chosen:
-            _refuse_busy(held)
+            refuse_busy(held)
         if not force:
             await self._wait_until_free(chosen, wait_s)
             for held in chosen:
-                _refuse_busy(held)  # a run may have come meanwhile
+                refuse_busy(held)  # a run may have come meanwhile
         await asyncio.gather(*(self._release(held, reason, force) for held in chosen))
         return tuple(held.resident for held in chosen if held not in self._holders)
+
+    def chosen(self, run_uid: str | None, name: str | None = None) -> list[Held]:
+        """Return the entries of a run, or the one of that name. Raises: RefusedError if there is none"""
+        by_name = self._holders.of_name(name)
+        found = [held for held in self._holders if held.resident.run_uid == run_uid or held is by_name]
+        if not found:
+            who = f"run {run_uid} holds nothing" if run_uid is not None else f"nothing is warm as {name}"
+            raise RefusedError("no_such_resident", f"{who} on this node")
+        return found
+
+    def moved(self, held: Held, tier: Tier, host_bytes: int, steps: Mapping[str, int]) -> None:
+        """Tell that a standby was parked or put back."""
+        self._holders.change(held, steps, tier=tier, host_bytes=host_bytes)
+
+    async def end_lost(self, held: Held, worker: Worker, reason: str) -> None:
+        """End a standby that can't be used any more. What the keeper has of it is a resident from now on."""
+        held.is_moving = True
+        await self._end_worker(worker, held, reason)
 
     async def stop_standbys(self, recipe: str, reason: str) -> tuple[Resident, ...]:
         """End the processes that hold a recipe or are armed for it; what the keeper has of it stays resident.
@@ -186,7 +209,7 @@ class Residents:
         """
         chosen = [held for held in self._holders if held.worker is not None and held.resident.recipe == recipe]
         for held in chosen:
-            _refuse_busy(held)
+            refuse_busy(held)
         ends = [self._end_worker(held.worker, held, reason) for held in chosen if held.worker is not None]
         await asyncio.gather(*ends)
         return tuple(held.resident for held in chosen if held not in self._holders)
@@ -214,7 +237,12 @@ class Residents:
             await asyncio.sleep(LOOK_S)
 
     async def _release(self, held: Held, reason: str, force: bool = False) -> None:
-        """Let everything go that holds one model. Raises: RefusedError while it is attached, unless ``force``"""
+        """Let everything go that holds one model.
+
+        Raises: RefusedError while it is attached, unless ``force``, and while it is being moved
+        """
+        if held.is_moving:
+            raise RefusedError("busy", _describe_busy(held))
         before, held.reason = held.reason, held.reason or reason
         try:
             await self._drop(held, force)
@@ -242,7 +270,7 @@ class Residents:
 
     async def _end_worker(self, worker: Worker, held: Held, reason: str = "") -> None:
         held.reason = held.reason or reason or None
-        stuck = await worker.release()
+        stuck = await (worker.kill() if held.is_off_device else worker.release())
         if stuck:
             self._events.emit(
                 Finding("holder_stuck", "error", f"{held.resident.recipe}: {stuck}"), held.resident.run_uid
@@ -279,7 +307,7 @@ class Residents:
 
     async def _let_go(self, held: Held, reason: str) -> None:
         try:
-            _refuse_busy(held)
+            refuse_busy(held)
             await self._release(held, reason)
         except RefusedError as refusal:
             log.info("%s, but %s", reason, refusal)
@@ -304,6 +332,11 @@ class Residents:
         elif isinstance(message, WorkerLetsGo):
             self.blame(worker, message.reason)
 
+    def _orphaned(self, held: Held, reason: str) -> None:
+        """End a parked standby whose weights are no more: nothing could be mapped into it again."""
+        if held.worker is not None and held.resident.tier is Tier.PARKED:
+            self._background(self._end_worker(held.worker, held, f"lost: reload: {reason}"))
+
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -316,14 +349,24 @@ class Residents:
             return
         self._holders.remove(held, f"its worker {how}")
         if held.resident.name is not None and not held.is_dropped:
-            left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None))
+            left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None, host_bytes=0))
             self._holders.add(left)
             self._arm(left)
 
 
-def _refuse_busy(held: Held) -> None:
-    if held.busy_with:
-        raise RefusedError("busy", f"{held.resident.recipe} on {held.resident.device} serves run {held.busy_with}")
+def refuse_busy(held: Held) -> None:
+    """Raises: RefusedError while an entry serves a run or is moved: it can't be let go or moved then"""
+    if _is_busy(held):
+        raise RefusedError("busy", _describe_busy(held))
+
+
+def _describe_busy(held: Held) -> str:
+    doing = f"serves run {held.busy_with}" if held.busy_with else "is being parked or unparked"
+    return f"{held.resident.recipe} on {held.resident.device} {doing}"
+
+
+def _is_busy(held: Held) -> bool:
+    return held.busy_with is not None or held.is_moving
 
 
 def _processes(pids: Sequence[int]) -> str:

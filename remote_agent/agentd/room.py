@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from remote_agent.agentd import hostfacts
-from remote_agent.agentd.capacity import CPU, lies_on
+from remote_agent.agentd.capacity import CPU, bytes_on
 from remote_agent.agentd.services import Services
 from remote_agent.errors import StageError
 from remote_agent.loader.problems import gigabytes
@@ -39,7 +39,7 @@ class Room:
         """
         residents = self._services.residents
         idle = residents.idle(self._device) if may_evict else ()
-        all_idle_bytes = sum(held.resident.bytes for held in idle)
+        all_idle_bytes = sum(bytes_on(held.resident, self._device) for held in idle)
         self._check(all_idle_bytes, all_idle_bytes)  # else nothing goes
         freed_bytes = 0
         for held in idle:
@@ -47,15 +47,16 @@ class Room:
                 self._check(freed_bytes, 0)
                 return
             except StageError:
+                idle_bytes = bytes_on(held.resident, self._device)
                 went = await residents.let_go(held, f"run {self._run_uid} needed its room")
                 # The host's own figure is read each time; a GPU's is the sampler's, which looks now and then.
-                freed_bytes += held.resident.bytes if went and self._device != CPU else 0
+                freed_bytes += idle_bytes if went and self._device != CPU else 0
         self._check(freed_bytes, 0)
 
     def _check(self, unseen_bytes: int, idle_bytes: int) -> None:
         """Raises: StageError unless all fits. ``unseen_bytes``: free beyond what the driver said last."""
         self._check_memory(self._needed_bytes - unseen_bytes)
-        held = [one for one in self._services.residents.held_besides(self._run_uid) if lies_on(one) == self._device]
+        held = self._services.residents.held_besides(self._run_uid)
         check_budgets(self._device, self._needed_bytes - idle_bytes, self._total_bytes(), held, self._budgets)
 
     def _total_bytes(self) -> int | None:
@@ -69,13 +70,14 @@ class Room:
 def check_budgets(
     device: str, needed_bytes: int, total_bytes: int | None, held: Sequence[Resident], budgets: Sequence[Budget]
 ) -> None:
-    """See that what is held and the weights together keep to every budget.
+    """See that what is held there and the weights together keep to every budget.
 
     ``total_bytes``: the device's memory; where the driver does not tell, a share of it is no limit.
 
     Raises: StageError ``over_budget`` with the bytes needed, the budget and who holds how much of it
     """
-    held_bytes = sum(one.bytes for one in held)
+    held = [one for one in held if bytes_on(one, device)]
+    held_bytes = sum(bytes_on(one, device) for one in held)
     for budget in budgets:
         limit_bytes = budget.limit_bytes(total_bytes)
         if limit_bytes is None or held_bytes + needed_bytes <= limit_bytes:
@@ -85,5 +87,7 @@ def check_budgets(
             f"(hold_budget {budget.text}) {gigabytes(held_bytes)} are taken"
         )
         if held:
-            detail += " by " + ", ".join(f"{one.recipe} of {one.owner} ({gigabytes(one.bytes)})" for one in held)
+            detail += " by " + ", ".join(
+                f"{one.recipe} of {one.owner} ({gigabytes(bytes_on(one, device))})" for one in held
+            )
         raise StageError(Failure("over_budget", detail, "preflight"))

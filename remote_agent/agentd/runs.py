@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from remote_agent.agentd import hostfacts
@@ -19,13 +20,14 @@ from remote_agent.agentd.holders import ReuseKey
 from remote_agent.agentd.lifecycle import RunEvent, next_run_state
 from remote_agent.agentd.reaper import Child
 from remote_agent.agentd.room import Room
+from remote_agent.agentd.sampling import FRESH_LOOK_S
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.stages import WORKER_STAGES, StageBoard
 from remote_agent.agentd.timeline import Figure, Figures, Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
 from remote_agent.protocol.budget import parse_budget
-from remote_agent.protocol.internal import ShardIdentity, WorkerReady
+from remote_agent.protocol.internal import PreflightReport, ShardIdentity, WorkerReady
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
@@ -48,8 +50,6 @@ log = logging.getLogger(__name__)
 
 SAMPLER_PATIENCE_S = 30.0
 PROBE_PATIENCE_S = 0.15
-FRESH_LOOK_S = 2.0
-"""How long a run waits for a look at the GPUs after another run's load; the sampler looks twice a second."""
 
 _PROBE_REASONS = {
     "absent": "no NVIDIA driver: CPU only",
@@ -77,6 +77,7 @@ class Run:
         self._tier_from = self._tier_waiting()
         self._shards: tuple[ShardIdentity, ...] = ()
         self._preflight: Preflight | None = None
+        self._found: PreflightReport | None = None
         self._work: asyncio.Future[None] | None = None
         self._stopped: tuple[RunEvent, str] | None = None
         self._final: RunRecord | None = None
@@ -147,6 +148,7 @@ class Run:
         if standbys:
             self._crew.borrow(standbys)
             await self._crew.watch(self._check_files())
+            await self._crew.watch(self._wake_parked())
             await self._crew.use_standbys_or_start(orders, self._shards)
         else:
             await self._crew.watch(self._check_files(), *(self._crew.start_worker(order) for order in orders))
@@ -218,18 +220,27 @@ class Run:
         if self._devices != (CPU,):
             self._services.keeper.hold()
         self._preflight = check = Preflight(self._services, self._order(self._devices[0]))
-        report = await check.report()
+        self._found = report = await check.report()
         self._shards = report.shards
+        self._tier_from = await self._find_start(check, report)
+        if self._recipe.target_tier == "resident" or self._crew.tier_held(report.shards) is Tier.ARMED:
+            await self._services.keeper.ensure()
+        self._board.end("preflight", figures=figures(report, self._tier_from))
+
+    async def _find_start(self, check: Preflight, report: PreflightReport) -> Tier:
+        """Return from where the run starts, once there is room for what it needs beside that.
+
+        Raises: StageError ``no_memory`` or ``over_budget``
+        """
         held = self._crew.tier_held(report.shards)
         if held is None and not self.arm:
             await self._replace_stale()
         found = [found_tier(report)]
         if self._recipe.builds_model:
             missing = [device for device in self._devices if not self._is_resident(device)]
-            in_need = self._devices if self.arm else missing
-            needed_bytes = choose_chunk_bytes(report.bytes, 0) if self.arm else report.bytes
-            has_it = held is Tier.STANDBY or (self.arm and held is Tier.ARMED)
-            for device in () if has_it else in_need:
+            is_armed_now = self.arm and held is None
+            needed_bytes = choose_chunk_bytes(report.bytes, 0) if is_armed_now else report.bytes
+            for device in self._devices if is_armed_now else self._in_need(held, missing):
                 await self._find_room(check, device, needed_bytes)
             # Without its weights an armed process saves less than they cost.
             counts = held is not None and (held is not Tier.ARMED or self.arm or not missing)
@@ -239,10 +250,28 @@ class Run:
             await self._find_room(check, CPU, report.bytes - (report.cached_bytes or 0))
         else:
             found.append(held)
-        self._tier_from = max(found, key=list(Tier).index)
-        if self._recipe.target_tier == "resident" or held is Tier.ARMED:
-            await self._services.keeper.ensure()
-        self._board.end("preflight", figures=figures(report, self._tier_from))
+        return max(found, key=list(Tier).index)
+
+    def _in_need(self, held: Tier | None, missing: Sequence[str]) -> Sequence[str]:
+        """Return where weights come to lie, of the devices on which the keeper has none."""
+        if held is Tier.PARKED:  # what comes back with its process
+            return [device for device in missing if device in self._crew.parked]
+        return () if held is Tier.STANDBY or self.arm else missing
+
+    async def _wake_parked(self) -> None:
+        """Have parked standbys put back. Where one is lost, a fresh worker loads.
+
+        Raises: StageError ``no_memory`` or ``over_budget``
+        """
+        if not self._crew.has_standbys(self._shards) or not self._crew.parked:
+            return  # or they are to be replaced
+        await self._wait_for_locks()
+        lost = await self._crew.wake()
+        if lost is not None:
+            self._services.events.emit(Finding("unpark_failed", "warning", lost[:2000]), self.params.run_uid)
+            assert self._preflight is not None
+            assert self._found is not None
+            self._tier_from = await self._find_start(self._preflight, self._found)
 
     async def _find_room(self, check: Preflight, device: str, needed_bytes: int) -> None:
         """See that the weights fit on a device, alone there, and let idle ones go for them where the recipe says so.
@@ -308,8 +337,8 @@ class Run:
 
     def _tier_waiting(self) -> Tier:
         """Return how warm a process that waits has the model; cold where none does, or where weights are missing."""
-        tiers = [self._services.residents.tier_of(worker) for worker in self._find_standbys().values()]
-        return tiers[0] if tiers and tiers[0] not in (None, Tier.ARMED) else Tier.COLD
+        tier = self._services.residents.coldest(self._find_standbys().values())
+        return Tier.COLD if tier in (None, Tier.ARMED) else tier
 
     def _hold(self) -> None:
         residents = self._services.residents

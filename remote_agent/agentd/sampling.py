@@ -19,6 +19,9 @@ from remote_agent.protocol.messages import Finding
 
 log = logging.getLogger(__name__)
 
+FRESH_LOOK_S = 2.0
+"""How long whoever counts on free memory waits for a look at the GPUs after a load; there are two looks a second."""
+
 Status = Literal["nvml", "absent", "hung", "starting", "failed"]
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from remote_agent.agentd.capacity import Slots
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.gpu_locks import GpuLocks
+from remote_agent.agentd.parking import Parking
 from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.residents import Residents
@@ -38,6 +39,7 @@ class Services:
     workers: Workers
     preflights: Preflights
     residents: Residents
+    parking: Parking
     keeper: Keeper
     hold_budgets: tuple[Budget, ...]
     on_progress: Callable[[Progress], None]

@@ -32,6 +32,7 @@ class StageBoard:
         self._deadlines_s, self._on_change, self._on_overdue = deadlines_s, on_change, on_overdue
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._progress: dict[str, dict[str, WorkerProgress]] = {}
+        self._notes: dict[tuple[str, str], Figures] = {}
 
     @property
     def current(self) -> str | None:
@@ -60,6 +61,10 @@ class StageBoard:
         self.timeline.end(stage, part, status, end_ns, figures or Figures())
         self._tell(stage, before)
 
+    def note(self, stage: str, device: str, figures: Figures) -> None:
+        """Have a reason and extras of the agent's own told beside those that a worker will report of its part."""
+        self._notes[stage, device] = figures
+
     def from_worker(self, device: str, message: WorkerStage, zygote_reason: str | None) -> None:
         """Take in what a worker says of a stage; its times count where they lie within the run.
 
@@ -72,14 +77,15 @@ class StageBoard:
             self.begin(message.stage, device, message.start_mono_ns)
         if not message.status.is_over:
             return
+        noted = self._notes.get((message.stage, device), Figures())
         reason = message.reason or (zygote_reason if message.stage == "init" else None)
         figures = Figures(
             message.bytes,
             message.rate_bytes_s,
             message.ceiling_bytes_s,
             _short(message.path),
-            _short(reason),
-            _bounded(message.extra),
+            _short("; ".join(filter(None, (noted.reason, reason))) or None),
+            _bounded({**noted.extra, **message.extra}),
         )
         end_ns = min(message.end_mono_ns or time.monotonic_ns(), time.monotonic_ns())
         self.end(message.stage, message.status, figures, device, end_ns)

@@ -23,6 +23,7 @@ from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.ledger import interrupted
 from remote_agent.agentd.lifecycle import RunEvent
 from remote_agent.agentd.options import Options
+from remote_agent.agentd.parking import Parking
 from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.processes import end, left_behind
@@ -91,7 +92,9 @@ class Supervisor:
         self._residents = Residents(self.events, self._keeper)
         damage = GpuErrors(state.root / "gpu_errors.json", self.boot_id, self.events.emit, self._gpu_damaged)
         self.sampler.on_report = damage.take_in
-        workers = Workers(self._reaper, commands, self._zygotes)
+        workers, slots = Workers(self._reaper, commands, self._zygotes), Slots()
+        gpu_locks = GpuLocks(self.events, self.options.lock_folders)
+        self.parking = Parking(self._residents, workers, slots, gpu_locks, self.sampler)
         self._preflights = Preflights(self._reaper, commands, log_descriptor, self.options.idle_s)
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(
@@ -99,11 +102,12 @@ class Supervisor:
             self.events,
             self._store,
             self.sampler,
-            Slots(),
-            GpuLocks(self.events, self.options.lock_folders),
+            slots,
+            gpu_locks,
             workers,
             self._preflights,
             self._residents,
+            self.parking,
             self._keeper,
             self.options.hold_budgets,
             self._progress,
@@ -261,6 +265,7 @@ class Supervisor:
         for run in list(self._runs.values()):
             run.stop(RunEvent.INTERRUPT, reason)
         await asyncio.gather(*(run.finished.wait() for run in list(self._runs.values())))
+        await self.parking.stop()
         await self._residents.end_all(reason)
         self._zygotes.stop()
         self._preflights.stop()

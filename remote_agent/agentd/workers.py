@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from remote_agent.agentd.channel import Channel
 from remote_agent.agentd.commands import Commands
@@ -16,7 +17,14 @@ from remote_agent.agentd.paths import tail
 from remote_agent.agentd.reaper import Child, Reaper
 from remote_agent.agentd.zygotes import ZygoteError, Zygotes
 from remote_agent.errors import AgentError
-from remote_agent.protocol.internal import InternalMessage, ShardIdentity, WorkerJob, WorkerRelease, ZygoteFork
+from remote_agent.protocol.internal import (
+    InternalMessage,
+    ShardIdentity,
+    WorkerFailed,
+    WorkerJob,
+    WorkerRelease,
+    ZygoteFork,
+)
 from remote_agent.protocol.messages import Recipe
 
 SETTLE_S = 1.0
@@ -24,9 +32,15 @@ SETTLE_S = 1.0
 
 RELEASE_S = 5.0
 
+Answer = TypeVar("Answer")
+
 
 class SpawnError(AgentError):
     """A process of a run can't be started; the text says why."""
+
+
+class NoAnswerError(AgentError):
+    """A worker did not answer as it should; the text says what it did instead."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +94,42 @@ class Worker:
     def send(self, message: InternalMessage) -> None:
         self._channel.send(message)
 
+    async def ask(self, question: InternalMessage, answer: type[Answer], limit_s: float) -> Answer:
+        """Return the answer to a question between two jobs; what else it says is heard as before.
+
+        Raises: NoAnswerError if it can't do it, ended, or did not answer in time
+        """
+        before = self.on_message
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def hear(worker: Worker, message: InternalMessage) -> None:
+            if isinstance(message, answer) and not answered.done():
+                answered.set_result(message)
+            elif isinstance(message, WorkerFailed) and not answered.done():
+                answered.set_exception(NoAnswerError(message.failure.detail))
+            else:
+                before(worker, message)
+
+        self.on_message = hear
+        try:
+            self.send(question)
+            awaited: set[asyncio.Future[Any]] = {answered, self.gone}
+            await asyncio.wait(awaited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.on_message = before
+        if answered.done():
+            return answered.result()
+        if not self.is_alive:
+            raise NoAnswerError(f"its worker {self.gone.result()}")
+        raise NoAnswerError(f"its worker did not answer a {type(question).__name__} within {limit_s:g} s")
+
     async def end(self) -> str | None:
         """End it now and return None, or why it can't be ended."""
         return await self.child.end()
+
+    async def kill(self) -> str | None:
+        """End it by a signal that also a process ends by which the driver has stopped; return as `end` does."""
+        return await self.child.end(term_s=0.0)
 
     async def release(self) -> str | None:
         """Ask it to let go, end it if it does not, and return None or why it can't be ended."""
@@ -168,6 +215,27 @@ class Workers:
         except BaseException:
             ours.close()
             raise
+
+    def start_park(self, order: Order, on_message: Callable[[InternalMessage], None]) -> tuple[Child, Channel]:
+        """Start a park child on the Python of a run; it waits for its job. Raises: SpawnError"""
+        stderr = -1
+        try:
+            stderr = open_stderr(order.stderr)
+            argv = self._commands.talking("park-child", order.python)
+            child, ours = self._spawn(argv, order.recipe.environment, stderr)
+        except (OSError, ValueError) as error:
+            raise SpawnError(f"park can't be started: {error}") from error
+        finally:
+            if stderr >= 0:
+                os.close(stderr)
+        channel = Channel(ours, on_message, lambda reason: child.signal(signal.SIGTERM) if reason else None)
+        child.exit.add_done_callback(lambda _: _finish(channel))
+        return child, channel
+
+
+def _finish(channel: Channel) -> None:
+    channel.drain()
+    channel.close()
 
 
 def open_stderr(path: Path) -> int:

@@ -59,8 +59,8 @@ class Device(Protocol):
         ``on_gone`` is called when nothing uses it any more. Raises: ResidentLostError, `on_gone` is not called then.
         """
 
-    def reserve(self, size_bytes: int) -> ReservedRange:
-        """Return addresses for at least ``size_bytes``, as much as `share` would give, with a stand-in under them."""
+    def reserve(self, size_bytes: int, stand_in: bool = True) -> ReservedRange:
+        """Return addresses for at least ``size_bytes``, as much as `share` gives, with a stand-in or nothing there."""
 
     def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
         """Return what ``work`` gives and how to do it again without Python; None where a device has no graphs.

@@ -69,12 +69,12 @@ class CpuDevice:
 
         return map_host_memory(descriptor, size_bytes, on_gone)
 
-    def reserve(self, size_bytes: int) -> ReservedRange:
+    def reserve(self, size_bytes: int, stand_in: bool = True) -> ReservedRange:
         from remote_agent.resident.host_memory import tensor_at
         from remote_agent.resident.host_range import HostPlace
-        from remote_agent.resident.reserved import ReservedRange
+        from remote_agent.resident.reserved import RangeState, ReservedRange
 
-        return ReservedRange(HostPlace(size_bytes), tensor_at)
+        return ReservedRange(HostPlace(size_bytes), tensor_at, RangeState.STAND_IN if stand_in else RangeState.NOTHING)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
         """A CPU has no graphs."""

@@ -18,6 +18,7 @@ from remote_agent.errors import DeviceError
 from remote_agent.loader.ring import PinnedRing
 from remote_agent.resident.gpu_memory import GpuSpace
 from remote_agent.resident.gpu_range import GpuPlace
+from remote_agent.resident.gpu_shared import GpuMemory, map_descriptor, reserve_nothing
 from remote_agent.resident.reserved import ReservedRange
 
 if TYPE_CHECKING:
@@ -136,13 +137,15 @@ class CudaDevice:
         return int(torch.cuda.memory_reserved(self.torch_device))
 
     def share(self, size_bytes: int) -> SharedMemory:
-        return self.shared_space().create(size_bytes)
+        return GpuMemory(self.shared_space(), size_bytes)
 
     def map_shared(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
-        return self.shared_space().map_descriptor(descriptor, size_bytes, on_gone)
+        return map_descriptor(self.shared_space(), descriptor, size_bytes, on_gone)
 
-    def reserve(self, size_bytes: int) -> ReservedRange:
+    def reserve(self, size_bytes: int, stand_in: bool = True) -> ReservedRange:
         space = self.shared_space()
+        if not stand_in:
+            return reserve_nothing(space, size_bytes)
         free_bytes, _ = self.memory()
         return ReservedRange(GpuPlace(space, size_bytes, free_bytes), space.to_tensor)
 

@@ -117,7 +117,8 @@ def attach_under(armed: Armed, keeping: Keeping, measure: Measure) -> Weights:
     measure.reason = f"the keeper has it as {manifest.name}: mapped under the armed process"
     measure.extra.update({f"{step}_ns": value for step, value in steps.items()})
     measure.extra["attached_bytes"] = manifest.tensor_bytes
-    return Weights({}, armed.folder, manifest.notes, Backing(None, True, manifest.size_bytes))
+    backing = Backing(None, True, manifest.size_bytes, range=armed.range, checksum=manifest.checksum)
+    return Weights({}, armed.folder, manifest.notes, backing)
 
 
 def put_under(armed: Armed, found: Weights, measure: Measure) -> None:

@@ -38,6 +38,8 @@ def hold_model(
             backing = replace(backing, is_kept=True)
         except AgentError as error:
             backing = replace(backing, problem=one_line(str(error)))
+    if backing.is_kept and backing.keepable is not None and backing.keepable.memory.range is not backing.range:
+        backing = replace(backing, keepable=None)  # the map that the load wrote through, beside the one in use
     keeping.detach()
     is_resident = recipe.target_tier == "resident" and backing.is_kept
     measure.bytes = backing.size_bytes if is_resident and backing.size_bytes else warm.bytes

@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.agentd import hostfacts
 from remote_agent.agentd.paths import StateDir
 from remote_agent.errors import AgentError, KeeperError, KeeperGoneError, NotArmableError, ResidentLostError
-from remote_agent.keeper.client import KeeperAddress, ask
+from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.loader.header_text import TensorEntry
 from remote_agent.pipeline.imports import installed_versions
 from remote_agent.protocol.internal import Manifest, ShardIdentity, WorkerGo, WorkerJob
 from remote_agent.resident.manifest import write_manifest
-from remote_agent.resident.opening import OpenResident, borrow, open_resident
+from remote_agent.resident.opening import MapShared, OpenResident, borrow, open_resident
 
 if TYPE_CHECKING:
+    import torch
+
     from remote_agent.devices import Device
     from remote_agent.resident.checksum import Samples
     from remote_agent.resident.memory import SharedMemory
@@ -43,13 +47,16 @@ class Backing:
     """What stands behind a model's weights besides the process that has them.
 
     ``keepable``: what the keeper can be given. ``is_kept``: the keeper has it, ``size_bytes`` of memory.
-    ``problem``: why it can't have them, where it was meant to.
+    ``problem``: why it can't have them, where it was meant to. ``range``: where they lie, so that they can be unmapped
+    and mapped again; ``checksum``: of what lies there.
     """
 
     keepable: Keepable | None = None
     is_kept: bool = False
     size_bytes: int | None = None
     problem: str | None = None
+    range: ReservedRange | None = None
+    checksum: str | None = None
 
 
 class Keeping:
@@ -65,10 +72,40 @@ class Keeping:
         """Whether the keeper is said to have what this job needs."""
         return self._go.is_resident and self.name is not None
 
-    def attach(self, device: Device) -> OpenResident:
-        """Return the resident, mapped; its lease is open until `detach`. Raises: KeeperError, ResidentLostError"""
+    def attach(self, device: Device) -> tuple[OpenResident, ReservedRange]:
+        """Return the resident and where it is mapped; its lease is open until `detach`.
+
+        Raises: KeeperError, ResidentLostError, DeviceError
+        """
+        ranges: list[ReservedRange] = []
+
+        def map_anywhere(descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
+            ranges.append(device.reserve(size_bytes, stand_in=False))
+            return map_into(ranges[0], descriptor, size_bytes, on_gone)
+
+        return self._open(map_anywhere), ranges[0]
+
+    def attach_again(self, reserved: ReservedRange, checksum: str | None) -> dict[str, int]:
+        """Map the resident where its tensors are expected and return nanoseconds by step; it has no lease then.
+
+        Raises: KeeperError, DeviceError, ResidentLostError if the keeper has it no more or has another
+        """
+        opened = self._open(partial(map_into, reserved))
+        if opened.manifest.checksum != checksum:
+            raise ResidentLostError(f"{self.name}: the keeper has other weights by that name now")
+        self.detach()
+        return opened.steps
+
+    def is_there(self) -> bool:
+        """Whether the keeper has it now."""
+        try:
+            return any(one.name == self.name for one in list_residents(self._address()))
+        except KeeperError:
+            return False
+
+    def _open(self, map_shared: MapShared) -> OpenResident:
         assert self.name is not None
-        opened = open_resident(self._address(), self.name, device.map_shared, verify=True)
+        opened = open_resident(self._address(), self.name, map_shared, verify=True)
         self._check(opened.manifest)
         self._lease = opened.lease
         return opened
@@ -157,3 +194,9 @@ class Keeping:
             versions=installed_versions(),
             notes=weights.notes,
         )
+
+
+def map_into(reserved: ReservedRange, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
+    """Map memory at a range, as `Device.map_shared` does anywhere. Raises: ResidentLostError, DeviceError"""
+    reserved.map(descriptor, size_bytes, on_gone)
+    return reserved.tensor

@@ -138,7 +138,8 @@ class Making:
         for stage in ("assign", "compile"):
             self.stages.reuse(stage, ARMED)
         warm = arming.for_request(held.warm, held.armed, self._recipe)
-        return replace(held, recipe=self._recipe, warm=warm, backing=found.backing)
+        backing = replace(found.backing, range=held.armed.range)
+        return replace(held, recipe=self._recipe, warm=warm, backing=backing)
 
     def _finish(self, found: Weights) -> Held:
         with self.stages.measure("assign", self.device) as measure:

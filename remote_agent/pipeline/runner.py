@@ -21,14 +21,19 @@ from remote_agent.protocol.internal import (
     WorkerFinding,
     WorkerGo,
     WorkerJob,
+    WorkerMap,
+    WorkerMapped,
     WorkerReady,
     WorkerRelease,
+    WorkerUnmap,
+    WorkerUnmapped,
 )
 from remote_agent.protocol.messages import Finding, Recipe, Tier
 
 if TYPE_CHECKING:
     from remote_agent.devices import Device
     from remote_agent.pipeline.first_request import Answer
+    from remote_agent.pipeline.keeping import Keeping
     from remote_agent.pipeline.making import Held, Making
     from remote_agent.pipeline.timing import Measure
 
@@ -51,6 +56,7 @@ class Runner:
         self._device: Device | None = None
         self._has_context = False
         self._held: Held | None = None
+        self._keeper: Keeping | None = None
         self._host = HostShards()
 
     def run(self, job: WorkerJob) -> bool:
@@ -65,6 +71,26 @@ class Runner:
             traceback.print_exc(file=sys.stderr)
             self._line.send(WorkerFailed(describe_failure(error, stages.current)))
             return False
+
+    def move(self, message: WorkerUnmap | WorkerMap) -> None:
+        """Unmap the held weights for a checkpoint of this process, or map them again, and report it. Never raises."""
+        try:
+            self._line.send(self._moved(message))
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self._line.send(WorkerFailed(describe_failure(error, None)))
+
+    def _moved(self, message: WorkerUnmap | WorkerMap) -> WorkerUnmapped | WorkerMapped:
+        held, keeper, device = self._held, self._keeper, self._device
+        if held is None or keeper is None or device is None:
+            raise fail("protocol", "a worker that holds no model was asked to move it")
+        from remote_agent.pipeline import parking
+
+        if isinstance(message, WorkerUnmap):
+            return parking.unmap_weights(held.backing, keeper, device, message.host_room_bytes, self._host)
+        backing, steps = parking.map_weights(held.backing, keeper)
+        self._held = replace(held, backing=backing)
+        return WorkerMapped(steps)
 
     def _run_stages(self, job: WorkerJob, stages: Stages) -> bool:
         device = self._initialise(job, stages)
@@ -83,7 +109,8 @@ class Runner:
         from remote_agent.pipeline.keeping import Keeping
         from remote_agent.pipeline.making import Making
 
-        making = Making(self._line.send, job, go, Keeping(job, go), device, stages, self._host)
+        self._keeper = keeper = Keeping(job, go)
+        making = Making(self._line.send, job, go, keeper, device, stages, self._host)
         held = self._find_model(making, job, go, stages)
         if held.waits:
             self._wait(held, making)

@@ -51,7 +51,7 @@ def attach_weights(recipe: Recipe, device: Device, keeping: Keeping, measure: Me
 
     Raises: KeeperError, ResidentLostError, DeviceError
     """
-    found = keeping.attach(device)
+    found, reserved = keeping.attach(device)
     measure.status = StageStatus.REUSED
     measure.path = "attached"
     measure.reason = f"the keeper has it as {found.manifest.name}"
@@ -59,7 +59,9 @@ def attach_weights(recipe: Recipe, device: Device, keeping: Keeping, measure: Me
     measure.extra["attached_bytes"] = found.manifest.tensor_bytes
     measure.extra["tensors"] = len(found.tensors)
     folder = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision).root
-    return Weights(found.tensors, folder, found.manifest.notes, Backing(None, True, found.manifest.size_bytes))
+    manifest = found.manifest
+    backing = Backing(None, True, manifest.size_bytes, range=reserved, checksum=manifest.checksum)
+    return Weights(found.tensors, folder, manifest.notes, backing)
 
 
 def load_weights(
@@ -118,9 +120,9 @@ def load_weights(
     if shared:
         try:
             keepable = _seal(loaded, found, shared[0], device, identities)
-            backing = Backing(keepable, False, shared[0].size_bytes)
+            backing = Backing(keepable, False, shared[0].size_bytes, None, shared[0].range, keepable.checksum)
         except DeviceError as error:
-            backing = Backing(problem=str(error))
+            backing = Backing(problem=str(error), range=shared[0].range)
     return Weights(loaded.tensors, found.root, loaded.notes, backing, loaded.settle)
 
 

@@ -1,4 +1,4 @@
-"""Messages between agentd and its own children on one host: preflight, zygote, worker, sampler.
+"""Messages between agentd and its own children on one host: preflight, zygote, worker, park child, sampler.
 
 One message a frame: ``{"type": NAME, ...fields}`` over a socket pair. Both ends are
 of one version, except the keeper, whose few words never change (see `keeper`).
@@ -10,7 +10,7 @@ import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Literal, Union
 
 from remote_agent.protocol.codec import DecodeError, decode, encode
 from remote_agent.protocol.framing import ProtocolError, frame
@@ -221,6 +221,71 @@ class WorkerRelease:
 
 
 @dataclass(frozen=True)
+class WorkerUnmap:
+    """Let go of the weights' memory and of nothing else: the driver is about to checkpoint this process.
+
+    ``host_room_bytes``: what the host can take of the device memory that stays.
+    """
+
+    host_room_bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerUnmapped:
+    """No memory of others is mapped here any more; or, with a ``problem``, nothing was touched.
+
+    ``device_bytes``: what this process has on its device beside the weights that went.
+    """
+
+    device_bytes: int
+    steps: Mapping[str, int] = field(default_factory=dict)
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerMap:
+    """Map the weights again, from the keeper; `WorkerFailed` where it has them no more."""
+
+
+@dataclass(frozen=True)
+class WorkerMapped:
+    """Everything is where it was before `WorkerUnmap`. ``steps``: nanoseconds by name."""
+
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ParkJob:
+    """The first message to a park child: have the driver take a process off its device, or put it back."""
+
+    pid: int
+    action: Literal["park", "unpark"]
+    lock_timeout_ms: int = 10_000
+
+
+@dataclass(frozen=True)
+class ParkReady:
+    """The driver can; nothing was touched yet. A park child that waits to be told `ParkGo`."""
+
+
+@dataclass(frozen=True)
+class ParkGo:
+    """The process is ready for its checkpoint."""
+
+
+@dataclass(frozen=True)
+class ParkReport:
+    """A park child's last message: how the process was left. ``steps``: nanoseconds by name (``lock_ns``, …).
+
+    ``lost``: its CUDA state can't be had back. ``failure``: why it is not where it was meant to be.
+    """
+
+    state: Literal["running", "parked", "lost"]
+    steps: Mapping[str, int] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
 class GpuXid:
     """An error that the driver told of a GPU, by NVIDIA's number for its kind."""
 
@@ -247,7 +312,8 @@ class SamplerReport:
 InternalMessage = Union[
     PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerGo, WorkerStage,
     WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerLetsGo,
-    WorkerRelease, SamplerReport,
+    WorkerRelease, WorkerUnmap, WorkerUnmapped, WorkerMap, WorkerMapped, ParkJob, ParkReady, ParkGo, ParkReport,
+    SamplerReport,
 ]  # fmt: skip
 
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}

@@ -44,8 +44,8 @@ class Tier(str, enum.Enum):
     HOST = "host"
     RESIDENT = "resident"
     ARMED = "armed"
-    STANDBY = "standby"
     PARKED = "parked"
+    STANDBY = "standby"
 
 
 class RunState(str, enum.Enum):
@@ -350,11 +350,15 @@ class RunFinished:
 
 @dataclass(frozen=True)
 class ResidentChanged:
-    """A warm model appeared on a device (``held``) or is gone, with the reason."""
+    """A warm model appeared on a device or is another one now (``held``), or is gone, with the reason.
+
+    ``steps``: what parking or unparking it took, in nanoseconds by name.
+    """
 
     resident: Resident
     state: Literal["held", "gone"]
     reason: str | None = None
+    steps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -528,6 +532,7 @@ class Resident:
     """A warm model on a device of this node and the process that holds it; ``pid`` is None where only the keeper does.
 
     ``name``: what the keeper calls its weights, where it has them; ``attached``: how many processes use those.
+    ``host_bytes``: what it takes of the host's memory while it is parked.
     """
 
     run_uid: str
@@ -542,6 +547,7 @@ class Resident:
     ttl_s: float | None = None
     name: str | None = None
     attached: int = 0
+    host_bytes: int = 0
 
 
 # --- methods: params and results --------------------------------------------------
@@ -769,6 +775,29 @@ class StandbyStopResult:
 
 
 @dataclass(frozen=True)
+class ParkParams(Checked):
+    """Which standbys to take off their devices, or to put back: those of one run, or one by its keeper's name.
+
+    Idempotent: what is there already stays there. Refused for anything but an idle standby on a GPU.
+    """
+
+    run_uid: str | None = None
+    name: str | None = None
+
+    def value_problems(self) -> Iterator[str]:
+        if (self.run_uid is None) == (self.name is None):
+            yield "run_uid: give either this or name"
+
+
+@dataclass(frozen=True)
+class ParkResult:
+    """The standbys that were named, as they are now. ``steps``: by device, nanoseconds by name of what was moved."""
+
+    residents: tuple[Resident, ...]
+    steps: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ShutdownParams:
     """``keeper``: end the keeper too. Refused while something is held or runs, unless ``force``.
 
@@ -801,6 +830,8 @@ METHODS: dict[str, Method] = {
     "cache.clear": Method(CacheClearParams, CacheClearResult),
     "standby.start": Method(RunStartParams, RunStartResult),
     "standby.stop": Method(StandbyStopParams, StandbyStopResult),
+    "park": Method(ParkParams, ParkResult),
+    "unpark": Method(ParkParams, ParkResult),
     "shutdown": Method(ShutdownParams, Empty),
 }
 

@@ -1,13 +1,11 @@
-"""Shared memory of a GPU: CUDA's virtual memory management, each allocation behind a POSIX descriptor.
+"""A GPU's memory behind POSIX descriptors: CUDA's virtual memory management, before anything is mapped.
 
-Order of giving back: unmap, free the addresses, release the handle. Whoever holds a descriptor or a map keeps
-the memory alive, though the process that made it is dead.
+Whoever holds a descriptor or a map keeps the memory alive, though the process that made it is dead.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +27,11 @@ class GpuSpace:
     def __init__(
         self, driver: Calls, ordinal: int, synchronise: Callable[[], None], to_tensor: ToTensor | None = None
     ) -> None:
-        self.driver, self.ordinal, self._synchronise = driver, ordinal, synchronise
+        self.driver, self.ordinal, self.synchronise = driver, ordinal, synchronise
         self.to_tensor = to_tensor or tensor_on
 
-    def create(self, size_bytes: int) -> GpuMemory:
-        """Return at least ``size_bytes`` of this GPU's memory. Raises: DeviceError"""
-        size_bytes = self.rounded(size_bytes)
-        handle = self.make(size_bytes)
-        mapping = self.map(handle, size_bytes, self.access("READWRITE"), lambda: None)
-        return GpuMemory(self, handle, mapping)
-
     def rounded(self, size_bytes: int) -> int:
-        """Return how much memory `create` gives for ``size_bytes``. Raises: DeviceError"""
+        """Return how much memory `make` is to be asked for to have ``size_bytes``. Raises: DeviceError"""
         self._require_support()
         flag = self.driver.module.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         step = int(self.driver("cuMemGetAllocationGranularity", self._properties(), flag))
@@ -57,43 +48,6 @@ class GpuSpace:
         except DeviceError as error:
             raise ResidentLostError(f"the memory can't be imported: {error}") from error
 
-    def map_descriptor(self, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
-        """Return ``size_bytes`` behind a descriptor as a uint8 tensor that no kernel and no copy can write.
-
-        ``on_gone`` is called when the map has gone. Raises: ResidentLostError if the driver does not know it any more.
-        """
-        handle = self.import_memory(descriptor)
-        try:
-            mapping = self.map(handle, size_bytes, self.access("READ"), on_gone)
-        except DeviceError as error:
-            raise ResidentLostError(f"the memory can't be mapped: {error}") from error
-        return self.to_tensor(mapping)
-
-    def map(self, handle: Any, size_bytes: int, access: Any, on_gone: Callable[[], None]) -> Mapping:
-        """Return ``handle`` mapped; it is released with the map, or here if this raises. Raises: DeviceError"""
-        undo: list[tuple[Any, ...]] = [("cuMemRelease", handle)]
-        try:
-            address = self.driver("cuMemAddressReserve", size_bytes, 0, 0, 0)
-            undo.append(("cuMemAddressFree", address, size_bytes))
-            self.driver("cuMemMap", address, size_bytes, 0, handle, 0)
-            undo.append(("cuMemUnmap", address, size_bytes))
-            self.driver("cuMemSetAccess", address, size_bytes, [access], 1)
-        except BaseException:
-            undo_calls(self.driver, undo)
-            raise
-
-        def give_back() -> None:
-            self.wait()  # a kernel may still read what its tensor no longer keeps
-            undo_calls(self.driver, undo)
-            on_gone()
-
-        return Mapping(int(address), size_bytes, give_back)
-
-    def make_read_only(self, mapping: Mapping) -> None:
-        """Let nothing in this process write the mapped memory any more. Raises: DeviceError"""
-        self._synchronise()
-        self.driver("cuMemSetAccess", mapping.address, mapping.size_bytes, [self.access("READ")], 1)
-
     @property
     def handle_type(self) -> Any:
         return self.driver.module.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -101,7 +55,7 @@ class GpuSpace:
     def wait(self) -> None:
         """Wait for what may still use mapped memory; a device that can't say so is not waited for."""
         try:
-            self._synchronise()
+            self.synchronise()
         except (DeviceError, RuntimeError) as error:
             log.warning("before memory is unmapped: %s", error)
 
@@ -130,26 +84,6 @@ class GpuSpace:
         if not self.driver("cuDeviceGetAttribute", number, device):
             text = "this GPU or its driver has no memory behind descriptors"
             raise DeviceError(text, "cuDeviceGetAttribute", "unsupported")
-
-
-class GpuMemory:
-    """Implements `SharedMemory`."""
-
-    def __init__(self, space: GpuSpace, handle: Any, mapping: Mapping) -> None:
-        self._space, self._handle, self._mapping = space, handle, mapping
-        self.size_bytes = mapping.size_bytes
-        self.tensor = space.to_tensor(mapping)
-
-    def seal(self) -> None:
-        self._space.make_read_only(self._mapping)
-
-    def export(self) -> int:
-        descriptor = int(self._space.driver("cuMemExportToShareableHandle", self._handle, self._space.handle_type, 0))
-        os.set_inheritable(descriptor, False)
-        return descriptor
-
-    def close(self) -> None:
-        """Nothing is open but the map, which ends with its last tensor."""
 
 
 def tensor_on(mapping: Mapping) -> torch.Tensor:

@@ -15,8 +15,11 @@ log = logging.getLogger(__name__)
 class GpuPlace:
     """Implements `Place`."""
 
-    def __init__(self, space: GpuSpace, size_bytes: int, free_bytes: int) -> None:
-        """Reserve addresses for at least ``size_bytes``; no memory is taken yet. Raises: DeviceError"""
+    def __init__(self, space: GpuSpace, size_bytes: int, free_bytes: int = 0) -> None:
+        """Reserve addresses for at least ``size_bytes``; no memory is taken yet. Raises: DeviceError
+
+        ``free_bytes``: of the device's memory, of which a stand-in takes no large part.
+        """
         self._space, self._driver = space, space.driver
         self.size_bytes = space.rounded(size_bytes)
         self._chunk_bytes = space.rounded(choose_chunk_bytes(self.size_bytes, free_bytes))
@@ -36,8 +39,14 @@ class GpuPlace:
     def forget(self, memory: Any) -> None:
         undo_calls(self._driver, [("cuMemRelease", memory)])
 
-    def put(self, memory: Any, size_bytes: int) -> None:
+    def put(self, memory: Any, size_bytes: int, writable: bool = False) -> None:
         self._map(self.address, size_bytes, memory)
+        access = self._space.access("READWRITE" if writable else "READ")
+        self._driver("cuMemSetAccess", self.address, size_bytes, [access], 1)
+
+    def make_read_only(self, size_bytes: int) -> None:
+        """Let nothing in this process write what was put there any more. Raises: DeviceError"""
+        self._space.synchronise()
         self._driver("cuMemSetAccess", self.address, size_bytes, [self._space.access("READ")], 1)
 
     def put_stand_in(self) -> None:

@@ -21,6 +21,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class HostMemory:
     """Implements `SharedMemory`."""
 
+    range = None
+
     def __init__(self, size_bytes: int) -> None:
         """Make room for at least ``size_bytes``; the host gives it as it is written. Raises: DeviceError"""
         self.size_bytes = -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE

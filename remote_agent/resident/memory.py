@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from remote_agent.resident.reserved import ReservedRange
+
 
 class SharedMemory(Protocol):
     """Memory behind a descriptor, mapped here. The map lasts as long as a tensor on it, whatever else is closed."""
@@ -20,6 +22,10 @@ class SharedMemory(Protocol):
     @property
     def tensor(self) -> torch.Tensor:
         """Return all of it as one flat uint8 tensor; writable until `seal`."""
+
+    @property
+    def range(self) -> ReservedRange | None:
+        """Return the addresses at which it can be unmapped and mapped again; None where it can't."""
 
     def seal(self) -> None:
         """Make it read-only, here and for whoever maps it. Raises: DeviceError"""

@@ -74,17 +74,35 @@ class ReservedRange:
     Whatever fails, ``state`` says what lies there; to touch ``tensor`` where nothing does ends the process.
     """
 
-    def __init__(self, place: Place, to_tensor: Callable[[Mapping], torch.Tensor]) -> None:
-        """Put the stand-in there. Raises: DeviceError, and everything of ``place`` is given back."""
-        self._place, self._lease = place, _Lease()
-        self.state = RangeState.NOTHING
-        try:
-            place.put_stand_in()
-        except BaseException:
-            place.close()
-            raise
-        self.state = RangeState.STAND_IN
-        self.tensor = to_tensor(Mapping(place.address, place.size_bytes, _closing(place, self._lease)))
+    def __init__(
+        self,
+        place: Place,
+        to_tensor: Callable[[Mapping], torch.Tensor],
+        lies_there: RangeState = RangeState.STAND_IN,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Put the stand-in there, unless ``lies_there`` says that weights were put there already, or nothing is to be.
+
+        ``on_gone`` is called once such weights are unmapped. Raises: DeviceError, and everything of ``place`` is given
+        back.
+        """
+        self._place, self._to_tensor, self._lease = place, to_tensor, _Lease(on_gone)
+        if lies_there is RangeState.STAND_IN:
+            try:
+                place.put_stand_in()
+            except BaseException:
+                place.close()
+                raise
+        self.state = lies_there
+        self._mapping = Mapping(place.address, place.size_bytes, _closing(place, self._lease))
+        self._tensor: torch.Tensor | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Return the range as one flat uint8 tensor; something must lie there when it is first asked for."""
+        if self._tensor is None:
+            self._tensor = self._to_tensor(self._mapping)
+        return self._tensor
 
     @property
     def size_bytes(self) -> int:
@@ -169,8 +187,8 @@ class ReservedRange:
 class _Lease:
     """Who is to be told that the weights were unmapped; apart from the range, which its own tensor must not keep."""
 
-    def __init__(self) -> None:
-        self.on_gone: Callable[[], None] = lambda: None
+    def __init__(self, on_gone: Callable[[], None]) -> None:
+        self.on_gone = on_gone
 
     def end(self) -> None:
         on_gone, self.on_gone = self.on_gone, lambda: None

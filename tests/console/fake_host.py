@@ -20,6 +20,8 @@ from remote_agent.protocol.codec import decode, encode
 from remote_agent.protocol.messages import (
     METHODS,
     Event,
+    ParkParams,
+    ParkResult,
     Probe,
     ReleaseParams,
     ReleaseResult,
@@ -94,6 +96,8 @@ class FakeHost:
             return self._start(params)
         if isinstance(params, ReleaseParams):
             return self._release(params)
+        if isinstance(params, ParkParams):
+            return self._move(params, Tier.PARKED if method == "park" else Tier.STANDBY)
         assert isinstance(params, RunUidParams)
         if params.run_uid not in self.runs:
             raise RequestRefused("no_such_run", f"no run {params.run_uid}")
@@ -111,6 +115,13 @@ class FakeHost:
         self.runs[params.run_uid] = replace(base, recipe=params.recipe.name, recipe_hash=digest, actor=params.actor)
         self.emit(RunAccepted(params.recipe, digest, params.actor, Tier.COLD, ("cpu",)), params.run_uid)
         return RunStartResult(self.runs[params.run_uid], created=True)
+
+    def _move(self, params: ParkParams, tier: Tier) -> ParkResult:
+        moved = [replace(one, tier=tier) for one in self.residents if one.run_uid == params.run_uid]
+        self.residents = [one for one in self.residents if one.run_uid != params.run_uid] + moved
+        for one in moved:
+            self.emit(ResidentChanged(one, "held"), one.run_uid)
+        return ParkResult(tuple(moved))
 
     def _release(self, params: ReleaseParams) -> ReleaseResult:
         gone = [one for one in self.residents if params.everything or one.run_uid == params.run_uid]

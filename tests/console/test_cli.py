@@ -22,12 +22,14 @@ from console.cli import run
 from console.cli.common import Context
 from console.cli.follow import Following
 from console.cli.main import VERBS
+from console.cli.park import choose_standby
 from console.demo_teardown import MARK, end_nodes, marked_processes
+from console.errors import UsageError
 from console.fleet import Fleet
 from db.database import open_history
 from db.records import EventRow, Record, RunRow, StageRow
 from db.writer import Writer
-from remote_agent.protocol.messages import NATIVE_STAGES, RunState
+from remote_agent.protocol.messages import NATIVE_STAGES, Resident, RunState, Tier
 from tests.console.fake_host import eventually
 from tests.console.test_fleet import RECIPES, World
 from tests.remote_agent.test_cache_store import keep as keep_warm_up
@@ -243,6 +245,41 @@ def test_a_standby_that_can_t_be_armed_is_a_failed_run(capsys: pytest.CaptureFix
     (answer,) = document(capsys)["nodes"]  # type: ignore[misc]
     assert answer["stopped"] == []
     assert "no process waits for or holds missing" in answer["error"]
+
+
+def test_there_is_nothing_to_park_where_no_standby_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both verbs say so in one line, with the code for usage."""
+    assert [run(["park", "here"]), run(["unpark", "here"]), run(["park", "here", "llama"])] == [2, 2, 2]
+
+    assert set(capsys.readouterr().err.splitlines()) == {"glowplug: no standby is on here: only those can be parked"}
+
+
+def standby(uid: str, tier: Tier = Tier.STANDBY, recipe: str = "llama") -> Resident:
+    return Resident(uid, recipe, f"/models/{recipe}", "GPU-1", tier, 1000, 7, "ada", 1)
+
+
+@pytest.mark.parametrize(
+    ("which", "found"),
+    [(None, None), ("llama", "11112222"), ("/models/phi", "33334444"), ("3333", "33334444"), ("bert", "55556666")],
+)
+def test_a_standby_is_named_by_recipe_model_or_run(which: str | None, found: str | None) -> None:
+    """Where it is not clear what is meant, what there is is named; what is no standby is the node's to refuse."""
+    there = [standby("11112222"), standby("33334444", Tier.PARKED, "phi"), standby("55556666", Tier.RESIDENT, "bert")]
+    if found is None:
+        with pytest.raises(UsageError, match=r"say which of .* 11112222 \(llama standby\), 33334444 \(phi parked\)"):
+            choose_standby(there, which, "here")
+    else:
+        assert choose_standby(there, which, "here") == found
+
+
+@pytest.mark.parametrize(("which", "words"), [("gpt", "'gpt' is none of"), ("1111", "'1111' is several of")])
+def test_a_name_that_fits_none_or_several_is_refused(which: str, words: str) -> None:
+    """With the candidates; the only standby is meant where nothing is named."""
+    there = [standby("11112222"), standby("11113333")]
+    with pytest.raises(UsageError, match=f"{words} what is on here: 11112222 "):
+        choose_standby(there, which, "here")
+
+    assert choose_standby(there[:1], None, "here") == "11112222"
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"n\n", 4), (b"\n", 4), (b"y\n", 1)])

@@ -237,7 +237,7 @@ async def test_a_node_that_cannot_be_reached_says_why(world: World) -> None:
         assert world.links["n1"].retries == 1
 
 
-@pytest.mark.parametrize("verb", ["probe", "status", "warm", "cancel", "release"])
+@pytest.mark.parametrize("verb", ["probe", "status", "warm", "cancel", "release", "park", "unpark"])
 async def test_a_transport_that_ends_at_once_is_not_waited_for(world: World, tmp_path: Path, verb: str) -> None:
     """Two tries that find no agent are enough, however long connect_timeout_s is."""
     node = Node("n1", transport=("/bin/false",), connect_timeout_s=600.0)
@@ -247,7 +247,9 @@ async def test_a_transport_that_ends_at_once_is_not_waited_for(world: World, tmp
         actor=ACTOR,
         links=real_links(Gate(tmp_path / "known_hosts", tmp_path)),
     )
-    arguments = {"warm": ("n1", "llama"), "cancel": ("n1", "run-00000009")}.get(verb, ("n1",))
+    arguments = {"warm": ("n1", "llama"), **dict.fromkeys(("cancel", "park", "unpark"), ("n1", "run-00000009"))}.get(
+        verb, ("n1",)
+    )
 
     async with fleet, asyncio.timeout(DEADLINE_S):
         with pytest.raises(NodeUnreachable, match=r"n1.*/bin/false ended with 1"):
@@ -320,6 +322,18 @@ async def test_what_is_warm_is_released(fleet: Fleet, world: World) -> None:
 
     assert [one.run_uid for one in released] == [uid]
     assert fleet.state("n1").residents == ()
+
+
+async def test_a_standby_is_parked_and_put_back(fleet: Fleet, world: World) -> None:
+    """By run; the node's state follows."""
+    uid = await fleet.warm("n1", "llama")
+    world.hosts["n1"].finish(uid)
+    parked = (await fleet.park("n1", uid)).residents
+    between = fleet.state("n1").residents
+    back = (await fleet.unpark("n1", uid)).residents
+
+    assert (parked, [one.tier for one in parked]) == (between, [Tier.PARKED])
+    assert ([one.tier for one in back], fleet.state("n1").residents) == ([Tier.STANDBY], back)
 
 
 async def test_a_new_console_finds_the_run_that_an_earlier_one_left(world: World) -> None:

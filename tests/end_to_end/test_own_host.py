@@ -105,7 +105,7 @@ def recipes(model: Path) -> str:
 def test_every_verb_answers_with_a_document_and_an_exit_code(
     plain: OwnHost, noisy: OwnHost, workstation: Workstation, model: Path
 ) -> None:
-    """check, probe, warm, show, history, status, release, on a host that is quiet at login and one that is not."""
+    """check, probe, warm, show, history, status, park, release, on a host quiet at login and one that is not."""
     names = ["quiet", "noisy"]
     workstation.configure(node_table("quiet", plain.sshd) + node_table("noisy", noisy.sshd) + recipes(model))
 
@@ -138,6 +138,11 @@ def test_every_verb_answers_with_a_document_and_an_exit_code(
     held = ask("status")["nodes"]
     left_by = [again[0]["run_uid"], third["run_uid"]]
     assert [[one["run_uid"] for one in node["residents"]] for node in held] == [[uid] for uid in left_by]
+    parked = workstation.glowplug("park", "quiet", "llama")
+    assert (parked.code, parked.err.splitlines()[-1]) == (
+        1,
+        "glowplug: llama on cpu has nothing on a GPU: the driver parks processes on NVIDIA GPUs alone",
+    )
     for node in held:
         assert ask("release", node["node"])["released"] == node["residents"]
     assert [(node["runs"], node["residents"]) for node in ask("status", *names)["nodes"]] == [([], [])] * 2

@@ -35,6 +35,8 @@ ALLOCATION_STREAM = 7
 
 UUID = bytes(range(16))
 UUID_TEXT = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+POOL_BYTES = 1000
+"""What torch's allocator has."""
 
 
 class Code(enum.IntEnum):
@@ -370,7 +372,7 @@ class FakeGpu(CudaDevice):
         return memory
 
     def pool_bytes(self) -> int:
-        return 1000
+        return POOL_BYTES
 
     def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]] | None:
         """As a graph's, a replay reads what lies where the work read, and writes where it wrote."""

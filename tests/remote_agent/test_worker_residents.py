@@ -11,15 +11,20 @@ import pytest
 
 from remote_agent.agentd.paths import StateDir
 from remote_agent.devices.cpu import CpuDevice
-from remote_agent.keeper.client import KeeperAddress, list_residents
+from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.protocol.internal import (
     InternalMessage,
+    WorkerFailed,
     WorkerFinding,
     WorkerGo,
     WorkerJob,
     WorkerLostResident,
+    WorkerMap,
+    WorkerMapped,
     WorkerReady,
+    WorkerUnmap,
+    WorkerUnmapped,
 )
 from remote_agent.protocol.messages import FirstRequest, Recipe, StageStatus, Tier
 from remote_agent.resident.names import resident_name
@@ -143,3 +148,35 @@ def test_without_a_keeper_the_worker_holds_and_says_why(zygote: Zygote, state: S
     assert hold.reason is not None
     assert hold.reason.startswith("standby: the weights do not outlive this process: no keeper listens at ")
     assert only(messages, WorkerFinding).finding.code == "not_kept"
+
+
+def test_a_standby_unmaps_its_weights_and_answers_from_them_again(
+    zygote: Zygote, keeper: int, state: StateDir, llama: Path
+) -> None:
+    """In between nothing of them is mapped; the same answer afterwards. Once they are released, it says so."""
+    expected = only(run(zygote, state, llama, go_for(llama)), WorkerReady).output
+    recipe, go = recipe_of(llama, "standby"), go_for(llama, is_resident=True)
+    job = WorkerJob("run-00000001", recipe, "cpu", time.monotonic_ns(), str(state.cache), None, str(state.root), "ann")
+    with zygote.worker(state.root / "log") as worker:
+
+        def ask_worker(message: InternalMessage, *answers: type) -> InternalMessage:
+            worker.end.send(message)
+            return worker.end.receive_until(*answers)[-1]
+
+        def maps_weights() -> bool:
+            return "memfd:glowplug-weights" in Path(f"/proc/{worker.pid}/maps").read_text()
+
+        do_job(worker.end, job, go)
+        assert maps_weights()
+        away = ask_worker(WorkerUnmap(1 << 40), WorkerUnmapped)
+        assert isinstance(away, WorkerUnmapped)
+        assert (away.problem, maps_weights()) == (None, False)
+        assert isinstance(ask_worker(WorkerMap(), WorkerMapped), WorkerMapped)
+        again = do_job(worker.end, replace(job, run_uid="run-00000002"), go)
+        assert only(again, WorkerReady).output == expected
+        ask_worker(WorkerUnmap(1 << 40), WorkerUnmapped)
+        ask(KeeperAddress(state), f"drop {go.resident}")
+        lost = ask_worker(WorkerMap(), WorkerFailed)
+        assert isinstance(lost, WorkerFailed)
+        assert "no resident" in lost.failure.detail
+        assert worker.release() == 0

@@ -240,6 +240,12 @@ class FakeFleet:
     async def release(self, node: str, run_uid: str | None = None) -> None:
         await self._answer(Asked("release", node, run_uid))
 
+    async def park(self, node: str, run_uid: str) -> None:
+        await self._answer(Asked("park", node, run_uid))
+
+    async def unpark(self, node: str, run_uid: str) -> None:
+        await self._answer(Asked("unpark", node, run_uid))
+
     async def probe(self, node: str) -> None:
         await self._answer(Asked("probe", node))
 

@@ -74,7 +74,8 @@ def test_every_action_says_what_it_does_and_dangerous_ones_change_something() ->
 def test_whatever_calls_a_host_to_act_is_marked_as_changing() -> None:
     """Read-only mode hangs on this mark: starting, cancelling and releasing have it."""
     assert {action.id for action in CHANGES} == {
-        "fleet.warm", "fleet.cancel", "fleet.release", "launch.start", "run.cancel", "run.release",
+        "fleet.warm", "fleet.cancel", "fleet.release", "fleet.park", "fleet.unpark", "launch.start", "run.cancel",
+        "run.release",
     }  # fmt: skip
 
 
@@ -121,7 +122,8 @@ async def test_a_read_only_fleet_refuses_whatever_reaches_it() -> None:
     fleet = FakeFleet([scenes.ready("eu-01")])
     guarded = ReadOnlyFleet(fleet)
 
-    for call in (guarded.warm("eu-01", "llama-7b"), guarded.cancel("eu-01", "run"), guarded.release("eu-01")):
+    moves = (guarded.park("eu-01", "run"), guarded.unpark("eu-01", "run"))
+    for call in (guarded.warm("eu-01", "llama-7b"), guarded.cancel("eu-01", "run"), guarded.release("eu-01"), *moves):
         with pytest.raises(UsageError, match="read-only"):
             await call
     with pytest.raises(UsageError, match="read-only"):

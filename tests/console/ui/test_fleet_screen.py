@@ -13,7 +13,7 @@ from console.screens.run import RunScreen
 from console.widgets.fleet_view import FleetView, Layout
 from console.widgets.line_view import LineView
 from console.widgets.paint import plain
-from remote_agent.protocol.messages import RunState
+from remote_agent.protocol.messages import RunState, Tier
 from tests.console.ui import scenes
 from tests.console.ui.driving import fake, fleet_screen, lines_of, press, running, see, settle, shown
 from tests.console.ui.fake_fleet import Asked
@@ -110,6 +110,26 @@ async def test_releasing_asks_first_and_releases_run_by_run() -> None:
 
         assert fake(app).asked == [Asked("release", "gpu-eu-01", "7f3a12cd0001")]
         await see("1 warm model released", app, pilot)
+
+
+async def test_parking_asks_first_and_the_way_back_is_there_once_it_is_parked() -> None:
+    """Exactly the standbys that were named; what is warm on a node is named by its tier."""
+    state = scenes.ready("gpu-eu-01")
+    parked = tuple(replace(one, tier=Tier.PARKED) for one in state.residents or ())
+    async with running([state]) as (app, pilot):
+        screen = fleet_screen(app)
+        assert (screen.check_action("park", ()), screen.check_action("unpark", ())) == (True, None)
+        await press(app, pilot, "P")
+        assert dialog_lines(app) == ["gpu-eu-01  llama-7b  standby  13.5 GB"]
+        await press(app, pilot, "y")
+        await see("1 standby parked", app, pilot)
+        fake(app).put(replace(state, residents=parked))
+        await see("parked", app, pilot)
+        assert (screen.check_action("park", ()), screen.check_action("unpark", ())) == (None, True)
+        await press(app, pilot, "U", "y")
+
+        run_uid = parked[0].run_uid
+        assert fake(app).asked == [Asked("park", "gpu-eu-01", run_uid), Asked("unpark", "gpu-eu-01", run_uid)]
 
 
 async def test_an_error_of_a_host_is_told_with_its_node() -> None:

@@ -22,6 +22,10 @@ from remote_agent.protocol.framing import FrameReader
 from remote_agent.protocol.internal import (
     InternalMessage,
     Manifest,
+    ParkGo,
+    ParkJob,
+    ParkReady,
+    ParkReport,
     PreflightReport,
     SamplerReport,
     ShardIdentity,
@@ -30,11 +34,15 @@ from remote_agent.protocol.internal import (
     WorkerGo,
     WorkerJob,
     WorkerLostResident,
+    WorkerMap,
+    WorkerMapped,
     WorkerMaps,
     WorkerProgress,
     WorkerReady,
     WorkerRelease,
     WorkerStage,
+    WorkerUnmap,
+    WorkerUnmapped,
     ZygoteFork,
     ZygoteForked,
     ZygoteReady,
@@ -119,6 +127,60 @@ def worker(line: Line) -> None:
         if isinstance(message, WorkerJob):
             serve(line, message, made)
             made = ARMED_STAGES if message.arm else STAGES[:-2]
+            words = message.recipe.environment.get("STUB", "").split()
+        if isinstance(message, (WorkerUnmap, WorkerMap)):
+            move(line, message, words)
+
+
+def move(line: Line, message: WorkerUnmap | WorkerMap, words: list[str]) -> None:
+    """Answer as a worker that is parked or unparked; whether the driver holds it is the park child's to play."""
+    name = "unmap" if isinstance(message, WorkerUnmap) else "map"
+    order = told(f"worker-{name}")
+    if order == "fail":
+        line.send(WorkerFailed(Failure("resident_lost", "no resident llama is held", name)))
+        line.wait_for_end()
+    if order == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if isinstance(message, WorkerMap):
+        line.send(WorkerMapped({"map_ns": 5}))
+        return
+    needed = next((int(word.split(":")[1]) for word in words if word.startswith("device-bytes:")), 3000)
+    problem = None
+    if needed > message.host_room_bytes:
+        problem = f"needs {needed} bytes of host memory, {message.host_room_bytes} are there"
+    line.send(WorkerUnmapped(needed, {"unmap_ns": 7}, order or problem))
+
+
+def park(line: Line) -> None:
+    """Play the driver by the file ``park``: a parked process is stopped, as deaf to its socket and to SIGTERM."""
+    job = line.receive()
+    assert isinstance(job, ParkJob)
+    order = told(f"driver-{job.action}")
+    if order == "unsupported":
+        untouched = "running" if job.action == "park" else "parked"
+        line.send(ParkReport(untouched, {}, Failure("unsupported", "cuInit failed: CUDA_ERROR_NO_DEVICE (100)")))
+        return
+    if job.action == "park":
+        line.send(ParkReady())
+        assert isinstance(line.receive(), ParkGo)
+    if order.startswith("gate"):
+        (folder() / "at-the-gate").touch()
+        while (folder() / "gate").exists():
+            time.sleep(0.01)
+    if order.startswith("die"):
+        if order == "die-once":
+            (folder() / f"driver-{job.action}").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if order in ("running", "lost"):
+        line.send(
+            ParkReport(order, {}, Failure(f"{job.action}_failed", "the driver refuses: CUDA_ERROR_NOT_SUPPORTED"))
+        )
+    elif job.action == "park":
+        os.kill(job.pid, signal.SIGSTOP)
+        line.send(ParkReport("parked", {"lock_ns": 1, "checkpoint_ns": 2}))
+    else:
+        os.kill(job.pid, signal.SIGCONT)
+        line.send(ParkReport("running", {"restore_ns": 3, "unlock_ns": 4}))
 
 
 def serve(line: Line, job: WorkerJob, made: tuple[str, ...]) -> None:
@@ -309,5 +371,5 @@ def sampler(line: Line) -> None:
 
 
 if __name__ == "__main__":
-    verbs = {"preflight-child": preflight, "worker": worker, "zygote": zygote, "sampler": sampler}
+    verbs = {"preflight-child": preflight, "park-child": park, "worker": worker, "zygote": zygote, "sampler": sampler}
     verbs[sys.argv[1]](Line(int(sys.argv[3])))

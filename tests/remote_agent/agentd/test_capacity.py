@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from remote_agent.agentd.capacity import Slots, check_memory, device_memory, process_bytes, resolve_devices
+from remote_agent.agentd.capacity import Slots, bytes_on, check_memory, device_memory, process_bytes, resolve_devices
+from remote_agent.agentd.room import check_budgets
 from remote_agent.errors import StageError
+from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.internal import SamplerReport
 from remote_agent.protocol.messages import Gpu, GpuProcess, Resident, Tier
 
@@ -86,6 +88,20 @@ def test_registered_and_locked_files_are_the_hosts_memory(tier: Tier) -> None:
 
     assert device_memory("cpu", None, 999, [held]).holders == ("llama of ann (30 bytes, process 77)",)
     assert device_memory(FIRST, report(), 999, [held]).holders == ()
+
+
+def test_what_is_parked_is_the_hosts_memory_but_for_weights_at_the_keeper() -> None:
+    """Those stay on the GPU, behind descriptors, and count for its budgets; the process takes nothing of it."""
+    parked = replace(resident(FIRST), tier=Tier.PARKED, host_bytes=50)
+    kept = replace(parked, name="llama@first")
+
+    assert [bytes_on(parked, device) for device in ("cpu", FIRST, SECOND)] == [50, 0, 0]
+    assert [bytes_on(kept, device) for device in ("cpu", FIRST, SECOND)] == [50, 30, 0]
+    assert device_memory(FIRST, report(), 999, [parked, kept]).holders == ("llama of ann (30 bytes, descriptors)",)
+    assert device_memory("cpu", None, 999, [parked]).holders == ("llama of ann (50 bytes, process 77)",)
+    check_budgets(FIRST, 80, 100, [parked], [parse_budget("80%")])
+    with pytest.raises(StageError, match=r"30 bytes are taken by llama of ann \(30 bytes\)"):
+        check_budgets(FIRST, 80, 100, [parked, kept], [parse_budget("80%")])
 
 
 def test_memory_that_a_gpu_shares_with_its_host_is_the_hosts() -> None:

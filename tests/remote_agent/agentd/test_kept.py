@@ -62,7 +62,7 @@ async def events(state: StateDir) -> EventLog:
 async def test_what_is_put_anew_while_the_keeper_answers_is_not_missing(link: SlowLink, events: EventLog) -> None:
     """The answer may be older than a resident of the same name that a run has just left."""
     holders = Holders(events)
-    kept = Kept(holders, link, lambda held: None)
+    kept = Kept(holders, link, lambda held: None, lambda held, reason: None)
     kept.remember(resident("run-1"))
     anew = Held(resident("run-2"))
 
@@ -81,7 +81,7 @@ async def test_what_cannot_be_read_is_read_once(
     link: SlowLink, events: EventLog, address: KeeperAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its manifest may be large, and the keeper is asked every second; dropped and put anew it is looked at again."""
-    kept = Kept(Holders(events), link, lambda held: None)
+    kept = Kept(Holders(events), link, lambda held: None, lambda held, reason: None)
     for _ in range(2):
         put(address, "garbage", b"no manifest", b"weights")
         for _ in range(3):

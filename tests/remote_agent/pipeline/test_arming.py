@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,17 @@ from remote_agent.keeper.client import KeeperAddress, list_residents
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.pipeline import init
 from remote_agent.pipeline.runner import Runner
-from remote_agent.protocol.internal import InternalMessage, WorkerFinding, WorkerGo, WorkerJob, WorkerReady
+from remote_agent.protocol.internal import (
+    InternalMessage,
+    WorkerFinding,
+    WorkerGo,
+    WorkerJob,
+    WorkerMap,
+    WorkerMapped,
+    WorkerReady,
+    WorkerUnmap,
+    WorkerUnmapped,
+)
 from remote_agent.protocol.messages import FirstRequest, ModelSource, Recipe, Sampling, Tier
 from remote_agent.resident.names import resident_name
 from remote_agent.resident.reserved import RangeState
@@ -66,6 +77,12 @@ class Bench:
         self.line.waiting.append(WorkerGo(shards, name, is_resident))
         self.line.said = []
         assert self.runner.run(job), self.line.said
+        return self.line.said
+
+    def move(self, message: WorkerUnmap | WorkerMap) -> list[InternalMessage]:
+        """Have the worker let its weights go for a checkpoint, or have them again."""
+        self.line.said = []
+        self.runner.move(message)
         return self.line.said
 
     @property
@@ -125,6 +142,29 @@ def test_what_the_keeper_has_is_mapped_at_the_addresses_that_were_captured(bench
     assert bench.held.armed.range.tensor.data_ptr() == address
     assert bench.held.armed.range.state is RangeState.WEIGHTS
     assert bench.gpu.fake_runtime.copied_bytes == moved
+
+
+@pytest.mark.parametrize("where", ["loaded", "attached"])
+def test_weights_under_an_armed_process_go_for_a_checkpoint_and_come_back(bench: Bench, where: str) -> None:
+    """Nothing is mapped and no handle is open in between, however they came; the graph is right again afterwards."""
+    if where == "attached":
+        bench.do()
+        bench.runner = Runner(bench.line)
+        gc.collect()
+    bench.do(arm=True)
+    first = bench.do()
+    address, driver = bench.held.armed.range.tensor.data_ptr(), bench.gpu.fake_driver
+    away = only(bench.move(WorkerUnmap(1 << 40)), WorkerUnmapped)
+    left = (len(driver.handles), len(driver.maps), len(driver.ranges))
+    only(bench.move(WorkerMap()), WorkerMapped)
+    second = bench.do()
+
+    assert (stages_over(first)["weights"].path == "attached") is (where == "attached")
+    assert (away.problem, left) == (None, (0, 0, 1))
+    assert bench.held.armed.range.tensor.data_ptr() == address
+    assert output(second) == output(first)
+    assert (stages_over(second)["first_request"].extra["replayed"], bench.gpu.replays) == (True, 2)
+    assert bench.held.backing.keepable is None
 
 
 @pytest.mark.parametrize(

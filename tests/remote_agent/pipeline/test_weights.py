@@ -16,8 +16,7 @@ from remote_agent.pipeline.keeping import Backing
 from remote_agent.pipeline.timing import Measure
 from remote_agent.pipeline.weights import Weights, load_weights
 from remote_agent.protocol.messages import ModelSource, Recipe
-from remote_agent.resident.gpu_memory import GpuSpace
-from remote_agent.resident.memory import Mapping
+from remote_agent.resident.gpu_range import GpuPlace
 from tests.remote_agent import checkpoints
 from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
 from tests.remote_agent.loader.gpu_loads import traces_of
@@ -102,14 +101,15 @@ def test_memory_that_cannot_be_sealed_is_not_handed_on(
 ) -> None:
     """The load stands; nobody else is given what could still be written."""
 
-    def refuse(space: GpuSpace, mapping: Mapping) -> None:
+    def refuse(place: GpuPlace, size_bytes: int) -> None:
         raise DeviceError("cuMemSetAccess failed: CUDA_ERROR_NOT_SUPPORTED (801)")
 
-    monkeypatch.setattr(GpuSpace, "make_read_only", refuse)
+    monkeypatch.setattr(GpuPlace, "make_read_only", refuse)
     found, _ = load(llama, gpu, "resident")
 
     assert equal(found, llama)
-    assert found.backing == Backing(problem="cuMemSetAccess failed: CUDA_ERROR_NOT_SUPPORTED (801)")
+    problem = "cuMemSetAccess failed: CUDA_ERROR_NOT_SUPPORTED (801)"
+    assert found.backing == Backing(problem=problem, range=found.backing.range)
 
 
 def test_a_cpu_s_standby_stays_with_the_files(llama: Path) -> None:
