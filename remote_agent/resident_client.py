@@ -94,8 +94,9 @@ def attach(
 ) -> Attached:
     """Return the tensors of a resident model; nothing is copied but what ``private`` names, to be written.
 
-    ``model``: a recipe's name, the model's path, or the resident's own name. ``device``: ``cpu``, ``cuda:N`` as this
-    process counts, or a UUID; needed where a model is resident on several. ``verify``: compare a sampled checksum.
+    ``model``: the name of the recipe that loaded it, the model's path, or the resident's own name. ``device``: ``cpu``,
+    ``cuda:N`` as this process counts, or a UUID; needed where a model is resident on several. ``verify``: compare a
+    sampled checksum.
     The keeper is found in ``state_dir`` (default: this user's), or at ``socket``, which it has for other users.
     Where the model is not resident or is lost, ``fallback``, a checkpoint's path, is loaded; with ``load`` it is
     ``model`` itself.

@@ -61,11 +61,14 @@ def reserve_nothing(space: GpuSpace, size_bytes: int) -> ReservedRange:
 def map_descriptor(space: GpuSpace, descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
     """Return ``size_bytes`` behind a descriptor as a uint8 tensor that no kernel and no copy can write.
 
-    ``on_gone`` is called when the map has gone. Raises: ResidentLostError if it can't be mapped
+    ``on_gone`` is called when the map has gone. Raises: ResidentLostError if the driver does not know the memory any
+    more, or not so much of it; DeviceError for anything else, where others may well map it
     """
+    reserved = reserve_nothing(space, size_bytes)
     try:
-        reserved = reserve_nothing(space, size_bytes)
         reserved.map(descriptor, size_bytes, on_gone)
     except DeviceError as error:
-        raise ResidentLostError(f"the memory can't be mapped: {error}") from error
+        if (error.call, error.code) == ("cuMemMap", "CUDA_ERROR_INVALID_VALUE"):
+            raise ResidentLostError(f"the memory is not of {size_bytes} bytes: {error}") from error
+        raise
     return reserved.tensor

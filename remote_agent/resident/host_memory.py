@@ -63,13 +63,14 @@ class HostMemory:
 def map_host_memory(descriptor: int, size_bytes: int, on_gone: Callable[[], None]) -> torch.Tensor:
     """Return ``size_bytes`` behind a descriptor as a uint8 tensor that can't be written: writing ends the process.
 
-    ``on_gone`` is called when the map has gone. Raises: ResidentLostError if the memory is not what it is said to be.
+    ``on_gone`` is called when the map has gone. Raises: ResidentLostError if the memory is not what it is said to be;
+    DeviceError if this process can't map it, where others may
     """
     try:
         check_held(descriptor, size_bytes)
         return tensor_at(_map(descriptor, size_bytes, mmap.PROT_READ, on_gone))
     except OSError as error:
-        raise ResidentLostError(f"the memory can't be mapped: {error.strerror}") from error
+        raise DeviceError(f"{size_bytes} bytes can't be mapped: {error.strerror}", "mmap", "out_of_memory") from error
 
 
 def check_held(descriptor: int, size_bytes: int) -> None:

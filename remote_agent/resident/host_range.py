@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from remote_agent.errors import DeviceError, ResidentLostError
+from remote_agent.errors import DeviceError
 from remote_agent.resident.host_memory import check_held, map_at, unmap_at
 
 LARGEST_CHUNK_BYTES = 16 << 20
@@ -37,7 +37,7 @@ class HostPlace:
             check_held(descriptor, size_bytes)
             return os.dup(descriptor)
         except OSError as error:
-            raise ResidentLostError(f"the memory can't be mapped: {error.strerror}") from error
+            raise DeviceError(f"the memory can't be opened: {error.strerror}", "dup", "out_of_memory") from error
 
     def forget(self, memory: int) -> None:
         os.close(memory)

@@ -218,6 +218,21 @@ def test_a_call_that_fails_leaves_nothing_behind(call: str) -> None:
     assert gpu.fake_driver.vmm_leaks() == []
 
 
+@pytest.mark.parametrize("call", ["cuMemAddressReserve", "cuMemSetAccess"])
+def test_what_one_process_can_not_map_is_not_lost_to_others(call: str) -> None:
+    """A context that is sick, or short of addresses, says nothing of memory that the keeper must go on holding."""
+    gpu = FakeGpu(FakeRuntime())
+    gpu.initialise()
+    descriptor, size = write_and_export(gpu)
+    gpu.fake_driver.fail_at = call
+
+    with pytest.raises(DeviceError, match=f"{call} failed"):
+        gpu.map_shared(descriptor, size, nothing)
+    gpu.fake_driver.fail_at = None
+    assert gpu.map_shared(descriptor, size, nothing).numel() == size
+    os.close(descriptor)
+
+
 def test_memory_is_given_back_in_the_driver_s_order() -> None:
     """Unmapped first, then the addresses, then the handle."""
     gpu = FakeGpu(FakeRuntime())
