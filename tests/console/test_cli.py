@@ -297,6 +297,24 @@ async def test_progress_is_told_once_and_what_waits_is_said(tmp_path: Path, caps
     assert [error["node"] for error in following.errors()] == ["n3"]
 
 
+async def test_a_refusal_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the verb's own word; that of a run that waited for a place is the run's end."""
+    world = World(tmp_path)
+    world.hosts["n1"].is_refusing = world.hosts["n3"].is_refusing = True
+    async with world.fleet(parallel=1) as fleet:
+        armed = Following()
+        await armed.warm(fleet, ["n1"], RECIPES["llama"], arm=True)
+        assert capsys.readouterr().err.splitlines() == ["n1             not armed: /models/llama: no such directory"]
+        warming = asyncio.ensure_future(Following().warm(fleet, ["n2", "n3"], RECIPES["llama"]))
+        await eventually(lambda: world.hosts["n2"].runs)
+        (uid,) = world.hosts["n2"].runs
+        world.hosts["n2"].finish(uid)
+        await warming
+
+    assert capsys.readouterr().err.count("/models/llama: no such directory") == 1
+    assert armed.exit_code == 1
+
+
 async def test_a_lost_link_is_told_with_its_reason_while_the_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
