@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from console.config_nodes import Node, shell_problem
 from console.errors import ConfigError, UsageError
 from remote_agent.protocol.messages import NATIVE_STAGES
 
+REPOSITORY = Path(__file__).parents[2]
 PATH = Path("fleet.toml")
 
 
@@ -202,13 +206,26 @@ def test_what_a_shell_could_act_on_is_refused_by_name(item: str) -> None:
     assert shell_problem("/opt/my python;rm -rf *|&<>(){}é") is None
 
 
+def test_the_hint_for_a_missing_file_makes_its_folder_too(tmp_path: Path) -> None:
+    """As a shell reads it, in a folder that is not there and whose name has a space."""
+    path = tmp_path / "Application Support" / "glowplug" / "fleet.toml"
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    command = str(error.value).split("`")[1]
+    python, folder = shlex.quote(sys.executable), shlex.quote(str(REPOSITORY))
+    script = f'glowplug() {{ PYTHONPATH={folder} {python} -m console "$@"; }}; {command}'
+    subprocess.run(["sh", "-c", script], check=True, timeout=60)
+
+    assert load(path).nodes
+
+
 def test_files_that_can_not_be_read_say_why(tmp_path: Path) -> None:
     """Missing, a directory, not UTF-8, too big, a name no system has."""
     binary, big = tmp_path / "binary.toml", tmp_path / "big.toml"
     binary.write_bytes(b"# ok\n# \xff\n")
     big.write_text("#" * (1 << 20) + "\n")
     wanted = {
-        tmp_path / "missing.toml": "no such file; `glowplug config example >",
+        tmp_path / "missing.toml": "no such file; `mkdir -p ",
         tmp_path: "is a directory",
         binary: "binary.toml:2: is not UTF-8 text: byte 0xff",
         big: "is over 1048576 bytes",
