@@ -215,6 +215,14 @@ def test_clearing_a_cache_wants_one_thing_named(what: list[str], capsys: pytest.
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("days", ["-3", "1e+06", "nan"])
+def test_an_age_is_refused_in_the_days_it_was_given_in(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as the wire's seconds."""
+    assert run(["cache", "clear", "gone", "--older-than", days]) == 2
+
+    assert capsys.readouterr().err == f"glowplug: --older-than: {days} is not within 0..100000 days\n"
+
+
 def test_there_is_nothing_to_cancel_or_release_where_nothing_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Both say so in one line, with the code for usage."""
     deadline = time.monotonic() + 20
