@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
+import shlex
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -92,7 +93,8 @@ def load(path: Path) -> Config:
         with path.open("rb") as file:
             content = file.read(SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError as error:
-        hint = f"`glowplug config example > {path}` writes one to start from"
+        folder, target = shlex.quote(str(path.parent)), shlex.quote(str(path))
+        hint = f"`mkdir -p {folder} && glowplug config example > {target}` writes one to start from"
         raise ConfigError([f"{path}: no such file; {hint}"]) from error
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror}"]) from error

@@ -9,6 +9,9 @@ EXAMPLE = """\
 # jump = "bastion"              # a node, or [user@]host[:port]; a list is a chain, nearest first
 # known_hosts = "known_hosts"   # only this file, in place of ~/.ssh/known_hosts and the system's
 # ssh_config = true             # ask `ssh -G` for what is not set here
+# port = 22
+# agent = "/opt/glowplug-agent.pyz"  # by default ~/.local/share/glowplug/glowplug-agent.pyz, else python's own
+# tags = ["gpu"]                # for every node that names none
 # state_directory = "~/.local/state/glowplug-agent"
 # hold_budget = "80%"           # what warm models may take of each device, or "60 GB"; more is refused or makes room
 python = "python3"              # the host's own GPU Python, or an argv: ["conda", "run", "-n", "gpu", "python"]
@@ -18,10 +21,17 @@ connect_timeout_s = 20
 [nodes.gpu-1]                   # with no host, the name is an alias that ssh's own configuration resolves
 tags = ["eu"]
 
-[nodes.gpu-2]
+[nodes.gpu-2]                   # what stands in [defaults] may stand here as well, but for parallel
 host = "192.0.2.12"
 port = 22
 user = "ops"
+# host_key_alias = "gpu-2"      # the name under which known_hosts has its key
+# identity = "~/.ssh/fleet"
+# known_hosts = "known_hosts"
+# ssh_config = false
+# state_directory = "/var/lib/glowplug-agent"
+# hold_budget = "60 GB"
+# connect_timeout_s = 5
 python = "/opt/venv/bin/python"
 agent = "/opt/glowplug/glowplug-agent.pyz"
 tags = ["eu", "h200"]
@@ -37,18 +47,38 @@ transport = ["kubectl", "exec", "-i", "gpu-pod-1", "--"]
 tags = ["k8s"]
 
 [recipes.llama]
-model = { path = "/models/llama-2-7b" }
-dtype = "bfloat16"
+dtype = "bfloat16"              # or auto (the files'), float32, float16
 devices = ["auto"]              # auto, all, cpu, cuda:N or GPU UUIDs
 target_tier = "standby"         # or resident: the weights alone stay, and need no process; cached, host: see below
+trust_remote_code = false       # true: run Python that comes with the model
+# environment = { OMP_NUM_THREADS = "8" }  # variables of the process that loads
 
-[recipes.llama.request]
-kind = "generate"
+[recipes.llama.model]
+path = "/models/llama-2-7b"     # on the host: a directory of safetensors, one such file, or a Hugging Face cache's
+# revision = "main"             # which snapshot of a Hugging Face cache's directory
+adapter = "native"              # the one way to load so far; engine is refused
+
+[recipes.llama.weights]
+path = "auto"                   # to a GPU: mapped (from the page cache), staged (by buffers) or direct (past the cache)
+page_cache = "keep"             # bypass: what is not cached yet is read past the page cache
+
+[recipes.llama.request]         # the one request that proves readiness
+kind = "generate"               # or encode, for an encoder; auto: what the model is
+# prompt = "Once upon a time"   # by the model's tokenizer; otherwise prompt_tokens ids, always the same
 prompt_tokens = 128
-shapes = [{ batch = 1, tokens = 128 }]
+batch = 1
+max_new_tokens = 1
+shapes = [{ batch = 1, tokens = 128 }]  # warmed before, besides the request's own
+sampling = { temperature = 0.0, seed = 0 }  # 0: greedy
 
 [recipes.llama.compile]
 mode = "off"                    # off, layer or model
+# cache_directory = "/var/cache/glowplug"  # on the host; by default below the agent's state directory
+
+[recipes.llama.hold]
+# owner = "team-a"              # who is named as the holder; by default whoever starts the run
+# ttl_s = 3600                  # how long it stays warm; otherwise until it is released
+make_room = false               # true: idle models go where memory or hold_budget is short, the longest unused first
 
 [recipes.llama.deadlines]       # seconds a stage
 weights = 600

@@ -253,17 +253,17 @@ class Fleet:
         session.found(answer.run)
         return answer.run
 
-    async def release(self, node: str, run_uid: str | None = None, force: bool = False) -> tuple[Resident, ...]:
-        """Let go of what a run left warm, of everything by default; what is attached only with ``force``.
+    async def release(self, node: str, run_uid: str | None = None) -> tuple[Resident, ...]:
+        """Let go of what a run left warm, of everything by default. Raises: LinkError, RequestRefused."""
+        return (await self.let_go(node, ReleaseParams(run_uid, everything=run_uid is None))).released
 
-        Raises: LinkError, RequestRefused.
-        """
+    async def let_go(self, node: str, params: ReleaseParams) -> ReleaseResult:
+        """Let go of what is named; the answer may take ``wait_s`` longer. Raises: LinkError, RequestRefused."""
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
-        params = ReleaseParams(run_uid, everything=run_uid is None, force=force)
-        answer = await session.request("resident.release", params, ReleaseResult)
+        answer = await session.request("resident.release", params, ReleaseResult, ANSWER_S + params.wait_s)
         await session.status()
-        return answer.released
+        return answer
 
     async def stop_standbys(self, node: str, recipe_name: str) -> tuple[Resident, ...]:
         """End the standbys of a recipe, armed or with weights; what is resident of it stays.

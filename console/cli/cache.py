@@ -17,6 +17,8 @@ from remote_agent.protocol.messages import CacheClearParams, CacheClearResult, C
 SHOWN = ("torch", "gpu", "dtype", "shapes")
 """Parts of a key that a line has room for; --json has all."""
 
+AGE_LIMIT_DAYS = 100_000
+
 directory_option = click.option("--directory", help="The cache's directory on the host; by default the agent's own.")
 
 
@@ -72,6 +74,8 @@ def clear(
 
     Exit codes: 0 cleared, 1 the node refuses, 3 it is out of reach, 4 not confirmed.
     """
+    if older_than_days is not None and not 0 <= older_than_days <= AGE_LIMIT_DAYS:
+        raise UsageError(f"--older-than: {older_than_days:g} is not within 0..{AGE_LIMIT_DAYS} days")
     older_than_s = None if older_than_days is None else older_than_days * 86400
     if [digest is not None, everything, older_than_s is not None].count(True) != 1:
         raise UsageError("name what to clear: one of --key DIGEST, --all and --older-than DAYS")

@@ -76,7 +76,8 @@ class Following:
             outcome.run = await (fleet.wait if wait else fleet.accepted)(node, outcome.run_uid)
         except GlowplugError as error:
             outcome.error = error
-            say(f"{node:<14} {error}" if isinstance(error, LinkError) else f"{node:<14} not warmed: {error}")
+            refused = f"not {'armed' if arm else 'warmed'}: "
+            say(f"{node:<14} {'' if isinstance(error, LinkError) else refused}{error}")
 
     async def _tell(self, fleet: Fleet) -> None:
         while True:
@@ -86,7 +87,7 @@ class Following:
     def _tell_news(self, fleet: Fleet) -> None:
         for outcome in self.outcomes.values():
             run = fleet.state(outcome.node).runs.get(outcome.run_uid or "")
-            if run is not None:
+            if run is not None and not (_was_refused(run) and outcome.run is None):  # else its error is told instead
                 self._tell_run(outcome.node, run)
                 self._tell_link(outcome, run, fleet.state(outcome.node).link)
 
@@ -140,3 +141,8 @@ class Following:
             for one in self.outcomes.values()
             if one.error is not None
         ]
+
+
+def _was_refused(run: RunView) -> bool:
+    """Whether a run is over that no node ever accepted."""
+    return run.state.is_terminal and not run.is_accepted

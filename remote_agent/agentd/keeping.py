@@ -24,6 +24,9 @@ ANSWER_S = 2.0
 START_S = 5.0
 POLL_S = 0.02
 
+ATTACHED_HINT = "release --wait SECONDS waits for that to end, release --force lets go all the same"
+"""What can be done about something attached, in the words of both command lines."""
+
 
 class KeeperLink:
     """Speaks the keeper's words. A keeper that does not answer is logged, never waited for long."""
@@ -95,7 +98,7 @@ class KeeperLink:
             pass
         except KeeperRefusedError as refusal:
             if not str(refusal).startswith("no resident"):
-                raise RefusedError("attached", f"{refusal}; force lets it go all the same") from refusal
+                raise RefusedError("attached", f"{refusal}; {ATTACHED_HINT}") from refusal
 
     @property
     def _address(self) -> KeeperAddress:

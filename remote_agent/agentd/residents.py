@@ -11,7 +11,7 @@ from dataclasses import replace
 from remote_agent.agentd.capacity import bytes_on
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.holders import Held, Holders, ReuseKey
-from remote_agent.agentd.keeping import KeeperLink
+from remote_agent.agentd.keeping import ATTACHED_HINT, KeeperLink
 from remote_agent.agentd.kept import Kept
 from remote_agent.agentd.workers import Worker
 from remote_agent.errors import KeeperError, RefusedError
@@ -232,8 +232,9 @@ class Residents:
             if not busy:
                 return
             if time.monotonic() >= give_up_s:
-                text = ", ".join(f"{name} by {_processes(pids)}" for name, pids in busy)
-                raise RefusedError("attached", f"attached is {text}; force lets it go all the same")
+                passed = f" after {wait_s:g} s" if wait_s else ""
+                text = ", ".join(f"{name} is attached by {_processes(pids)}{passed}" for name, pids in busy)
+                raise RefusedError("attached", f"{text}; {ATTACHED_HINT}")
             await asyncio.sleep(LOOK_S)
 
     async def _release(self, held: Held, reason: str, force: bool = False) -> None:

@@ -12,7 +12,7 @@ from remote_agent.agentd import hostfacts
 from remote_agent.agentd.capacity import CPU, bytes_on
 from remote_agent.agentd.services import Services
 from remote_agent.errors import StageError
-from remote_agent.loader.problems import gigabytes
+from remote_agent.loader.problems import in_one_unit
 from remote_agent.protocol.budget import Budget
 from remote_agent.protocol.messages import Failure, Resident
 
@@ -82,12 +82,16 @@ def check_budgets(
         limit_bytes = budget.limit_bytes(total_bytes)
         if limit_bytes is None or held_bytes + needed_bytes <= limit_bytes:
             continue
+        needed, limit, taken, *each = in_one_unit(
+            needed_bytes, limit_bytes, held_bytes, *(bytes_on(one, device) for one in held)
+        )
         detail = (
-            f"{device}: needs {gigabytes(needed_bytes)}; of the {gigabytes(limit_bytes)} that may be held there "
-            f"(hold_budget {budget.text}) {gigabytes(held_bytes)} are taken"
+            f"{device}: needs {needed}; of the {limit} that may be held there (hold_budget {budget.text}) "
+            f"{taken} are taken"
         )
         if held:
-            detail += " by " + ", ".join(
-                f"{one.recipe} of {one.owner} ({gigabytes(bytes_on(one, device))})" for one in held
-            )
+            holders = (f"{one.recipe} of {one.owner} ({size})" for one, size in zip(held, each, strict=True))
+            detail += f" by {', '.join(holders)}; release one, raise hold_budget, or set hold.make_room"
+        else:
+            detail += "; raise hold_budget"
         raise StageError(Failure("over_budget", detail, "preflight"))

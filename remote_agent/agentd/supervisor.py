@@ -139,7 +139,8 @@ class Supervisor:
             return RunStartResult(known, created=False)
         self._refuse_unsupported(params)
         if arm and params.recipe.target_tier != "standby":
-            text = f"target_tier {params.recipe.target_tier}: only a standby can be armed before its weights are there"
+            tier = params.recipe.target_tier
+            text = f'target_tier is "{tier}": arming needs target_tier = "standby", a process that waits for weights'
             raise RefusedError("unsupported", text)
         run = Run(self._services, params, arm)
         self.events.emit_or_refuse(run.accepted(), params.run_uid)

@@ -60,6 +60,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def in_one_unit(*sizes_bytes: int) -> list[str]:
+    """Return sizes that are to be compared, all in the unit of the largest."""
+    for unit, unit_bytes in (("GB", 10**9), ("MB", 10**6)):
+        if max(sizes_bytes) >= 10 * unit_bytes:
+            return [f"{size_bytes / unit_bytes:.2f} {unit}" for size_bytes in sizes_bytes]
+    return [f"{size_bytes} bytes" for size_bytes in sizes_bytes]
+
+
 def gigabytes(size_bytes: int) -> str:
     """Return a size in words; a small one to the byte."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 10**7 else f"{size_bytes} bytes"

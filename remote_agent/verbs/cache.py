@@ -11,6 +11,8 @@ from remote_agent.loader.problems import shown
 from remote_agent.protocol.messages import CacheClearParams, CacheEntry
 from remote_agent.verbs._common import guarded, make_parser, path_argument, print_json, state_of
 
+AGE_LIMIT_DAYS = 100_000
+
 
 def main(argv: list[str]) -> int:
     """Return 0, or 1 where it is refused: a run uses the cache, or there is no such key."""
@@ -29,6 +31,8 @@ def main(argv: list[str]) -> int:
         return guarded(lambda: _list(arguments))
     if not is_named:
         parser.error("name what to clear: --key DIGEST, --all or --older-than DAYS")
+    if arguments.older_than is not None and not 0 <= arguments.older_than <= AGE_LIMIT_DAYS:
+        parser.error(f"--older-than: {arguments.older_than:g} is not within 0..{AGE_LIMIT_DAYS} days")
     older_than_s = None if arguments.older_than is None else arguments.older_than * 86400
     try:
         params = CacheClearParams(arguments.key, arguments.all, older_than_s)

@@ -13,7 +13,11 @@ WAIT_LIMIT_S = 3600.0
 
 def main(argv: list[str]) -> int:
     """Return 0 when what was named is gone, 1 if it is not, 2 when nothing was named."""
-    parser = make_parser("release", "Let go of warm models, or of the driver's devices.")
+    parser = make_parser(
+        "release",
+        "Let go of warm models, or of the driver's devices. Exit codes: 0 all of it is gone, 1 refused (attached or in "
+        "use) or still held, 2 nothing was named.",
+    )
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--run", metavar="UID", help="what this run holds")
     chosen.add_argument("--all", action="store_true", help="everything that is held")

@@ -56,6 +56,8 @@ class FakeHost:
         self.residents: list[Resident] = []
         self.links: list[FakeLink] = []
         self.asked: list[str] = []
+        self.released: list[ReleaseParams] = []
+        self.keeps_driver = False
         self.is_reachable = True
         self.is_refusing = False
         self.loses_answers = 0
@@ -124,11 +126,16 @@ class FakeHost:
         return ParkResult(tuple(moved))
 
     def _release(self, params: ReleaseParams) -> ReleaseResult:
+        self.released.append(params)
         gone = [one for one in self.residents if params.everything or one.run_uid == params.run_uid]
+        if any(one.attached for one in gone) and not params.force:
+            raise RequestRefused("attached", "somebody is attached")
         self.residents = [one for one in self.residents if one not in gone]
         for one in gone:
             self.emit(ResidentChanged(one, "gone", "released"), one.run_uid)
-        return ReleaseResult(tuple(gone), driver_released=False)
+        if params.driver and self.residents:
+            raise RequestRefused("residents_held", "the keeper holds residents")
+        return ReleaseResult(tuple(gone), driver_released=params.driver and not self.keeps_driver)
 
 
 class FakeLink:
@@ -139,6 +146,7 @@ class FakeLink:
         self.host = host
         self.acked: list[tuple[str, int]] = []
         self.retries = 0
+        self.patience_s = 0.0
         self._cursor = cursor
         self._sink = sink
         self.is_connected = False
@@ -183,6 +191,8 @@ class FakeLink:
         if not self.is_connected:
             raise NodeUnreachable(f"{self.node.name}: connection lost")
         crossed = decode(METHODS[method].params, json.loads(json.dumps(encode(params))))
+        if method == "resident.release":
+            self.patience_s = timeout_s
         is_lost = method == "run.start" and self.host.loses_answers > 0
         if is_lost and not self.host.sends_events_first:
             self.lose("lost before the answer")

@@ -217,6 +217,14 @@ def test_clearing_a_cache_wants_one_thing_named(what: list[str], capsys: pytest.
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("days", ["-3", "1e+06", "nan"])
+def test_an_age_is_refused_in_the_days_it_was_given_in(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as the wire's seconds."""
+    assert run(["cache", "clear", "gone", "--older-than", days]) == 2
+
+    assert capsys.readouterr().err == f"glowplug: --older-than: {days} is not within 0..100000 days\n"
+
+
 def test_there_is_nothing_to_cancel_or_release_where_nothing_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Both say so in one line, with the code for usage."""
     deadline = time.monotonic() + 20
@@ -332,6 +340,24 @@ async def test_progress_is_told_once_and_what_waits_is_said(tmp_path: Path, caps
     assert (following.exit_code, following.going) == (1, [])
     assert [run["status"] for run in following.documents()] == ["failed", "ready"]
     assert [error["node"] for error in following.errors()] == ["n3"]
+
+
+async def test_a_refusal_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the verb's own word; that of a run that waited for a place is the run's end."""
+    world = World(tmp_path)
+    world.hosts["n1"].is_refusing = world.hosts["n3"].is_refusing = True
+    async with world.fleet(parallel=1) as fleet:
+        armed = Following()
+        await armed.warm(fleet, ["n1"], RECIPES["llama"], arm=True)
+        assert capsys.readouterr().err.splitlines() == ["n1             not armed: /models/llama: no such directory"]
+        warming = asyncio.ensure_future(Following().warm(fleet, ["n2", "n3"], RECIPES["llama"]))
+        await eventually(lambda: world.hosts["n2"].runs)
+        (uid,) = world.hosts["n2"].runs
+        world.hosts["n2"].finish(uid)
+        await warming
+
+    assert capsys.readouterr().err.count("/models/llama: no such directory") == 1
+    assert armed.exit_code == 1
 
 
 async def test_a_lost_link_is_told_with_its_reason_while_the_run_goes_on(

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import shlex
+import subprocess
+import sys
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
 from console.config import EXAMPLE, Config, load, parse
 from console.config_lines import key_lines, line_of
-from console.config_nodes import Node, shell_problem
+from console.config_nodes import DefaultsTable, Node, NodeTable, shell_problem
 from console.errors import ConfigError, UsageError
-from remote_agent.protocol.messages import NATIVE_STAGES
+from remote_agent.protocol.messages import NATIVE_STAGES, Recipe
 
+REPOSITORY = Path(__file__).parents[2]
 PATH = Path("fleet.toml")
 
 
@@ -52,6 +60,44 @@ def test_the_example_with_its_commented_lines_is_valid_too(tmp_path: Path) -> No
     assert config.node("gpu-1").hops[0].name == "bastion"
     assert config.node("bastion").hops == ()
     assert config.node("gpu-1").known_hosts == (str(tmp_path / "known_hosts"),)
+
+
+def uncommented() -> dict[str, Any]:
+    """Return the example's tables, its commented settings too."""
+    return tomllib.loads("\n".join(re.sub(r"^# (?=\w+ = )", "", line) for line in EXAMPLE.splitlines()))
+
+
+def keys_of(kind: type, path: str = "") -> set[str]:
+    """Return the dotted keys that a table of ``kind`` may hold, those of tables in it too."""
+    hints = typing.get_type_hints(kind)
+    keys = set()
+    for field in dataclasses.fields(kind):
+        inner = [
+            one for one in (hints[field.name], *typing.get_args(hints[field.name])) if dataclasses.is_dataclass(one)
+        ]
+        keys |= {f"{path}{field.name}"}.union(*(keys_of(one, f"{path}{field.name}.") for one in inner))  # type: ignore[arg-type]
+    return keys
+
+
+def keys_in(table: dict[str, Any], path: str = "") -> set[str]:
+    """Return the dotted keys that stand in a table."""
+    keys = set()
+    for key, value in table.items():
+        inner = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+        keys |= {f"{path}{key}"}.union(*(keys_in(one, f"{path}{key}.") for one in inner))
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "left_out"),
+    [("defaults", DefaultsTable, set()), ("nodes", NodeTable, set()), ("recipes", Recipe, {"name"})],
+)
+def test_the_example_has_every_key_that_there_is(table: str, kind: type, left_out: set[str]) -> None:
+    """A field that is added must be explained; a recipe's name is its table's."""
+    content = uncommented()[table]
+    written = [content] if table == "defaults" else list(content.values())
+
+    assert keys_of(kind) - left_out - set().union(*map(keys_in, written)) == set()
 
 
 def test_defaults_hold_where_a_node_says_nothing(tmp_path: Path) -> None:
@@ -202,13 +248,26 @@ def test_what_a_shell_could_act_on_is_refused_by_name(item: str) -> None:
     assert shell_problem("/opt/my python;rm -rf *|&<>(){}é") is None
 
 
+def test_the_hint_for_a_missing_file_makes_its_folder_too(tmp_path: Path) -> None:
+    """As a shell reads it, in a folder that is not there and whose name has a space."""
+    path = tmp_path / "Application Support" / "glowplug" / "fleet.toml"
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    command = str(error.value).split("`")[1]
+    python, folder = shlex.quote(sys.executable), shlex.quote(str(REPOSITORY))
+    script = f'glowplug() {{ PYTHONPATH={folder} {python} -m console "$@"; }}; {command}'
+    subprocess.run(["sh", "-c", script], check=True, timeout=60)
+
+    assert load(path).nodes
+
+
 def test_files_that_can_not_be_read_say_why(tmp_path: Path) -> None:
     """Missing, a directory, not UTF-8, too big, a name no system has."""
     binary, big = tmp_path / "binary.toml", tmp_path / "big.toml"
     binary.write_bytes(b"# ok\n# \xff\n")
     big.write_text("#" * (1 << 20) + "\n")
     wanted = {
-        tmp_path / "missing.toml": "no such file; `glowplug config example >",
+        tmp_path / "missing.toml": "no such file; `mkdir -p ",
         tmp_path: "is a directory",
         binary: "binary.toml:2: is not UTF-8 text: byte 0xff",
         big: "is over 1048576 bytes",

@@ -221,3 +221,10 @@ def test_the_host_s_verb_lists_and_clears_without_an_agent(tmp_path: Path, capsy
 def test_a_command_line_that_names_no_one_thing_is_a_usage_error(argv: list[str], tmp_path: Path) -> None:
     """Exit code 2, as for any verb."""
     assert main(["cache", *argv, "--state-dir", str(tmp_path)]) == 2
+
+
+def test_the_host_s_verb_refuses_an_age_in_days(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The unit in which it was given."""
+    assert main(["cache", "clear", "--older-than", "-3", "--state-dir", str(tmp_path)]) == 2
+
+    assert capsys.readouterr().err.endswith("error: --older-than: -3 is not within 0..100000 days\n")

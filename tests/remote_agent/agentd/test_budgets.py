@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from remote_agent.agentd.room import check_budgets
+from remote_agent.errors import StageError
 from remote_agent.keeper.client import KeeperAddress, lease
+from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.messages import Hold, Resident, RunRecord, RunState, StageStatus, Tier
 from tests.remote_agent.agentd.agents import Agent, Watcher, eventually, failure_of, stage_of
 from tests.remote_agent.agentd.stub_children import UUIDS
@@ -49,7 +52,8 @@ def test_a_run_over_the_budget_is_refused_with_holder_bytes_and_budget(agent: Ag
     assert (failure.code, failure.stage) == ("over_budget", "preflight")
     assert failure.detail == (
         f"{UUIDS[0]}: needs 1000 bytes; of the 2500 bytes that may be held there (hold_budget 2500) "
-        "2000 bytes are taken by tiny of team-a (1000 bytes), tiny of team-b (1000 bytes)"
+        "2000 bytes are taken by tiny of team-a (1000 bytes), tiny of team-b (1000 bytes); "
+        "release one, raise hold_budget, or set hold.make_room"
     )
     assert stage_of(refused, "context").status is StageStatus.SKIPPED
     assert names == {kept.run_uid, waiting.run_uid}
@@ -109,3 +113,32 @@ def test_a_model_that_is_there_already_needs_no_budget(agent: Agent) -> None:
 
     assert (again.state, again.tier_from) == (RunState.READY, Tier.RESIDENT)
     assert (reused.state, reused.tier_from) == (RunState.READY, Tier.STANDBY)
+
+
+@pytest.mark.parametrize(
+    ("limit", "needed_bytes", "held_bytes", "told"),
+    [
+        (
+            "10 MB",
+            8_376_832,
+            8_380_544,
+            "needs 8.38 MB; of the 10.00 MB that may be held there (hold_budget 10 MB) 8.38",
+        ),
+        ("60 GB", 9_000_000, 59_995_000_000, "needs 0.01 GB; of the 60.00 GB that may be held there"),
+    ],
+)
+def test_numbers_that_are_compared_have_one_unit(limit: str, needed_bytes: int, held_bytes: int, told: str) -> None:
+    """That of the largest of them."""
+    held = Resident("run-1", "tiny", "/m", "cpu", Tier.RESIDENT, held_bytes, None, "ada", 0)
+    with pytest.raises(StageError) as refused:
+        check_budgets("cpu", needed_bytes, None, [held], [parse_budget(limit)])
+
+    assert f"cpu: {told}" in refused.value.failure.detail
+
+
+def test_a_model_larger_than_the_budget_is_told_to_raise_it() -> None:
+    """There is nothing to release."""
+    with pytest.raises(StageError) as refused:
+        check_budgets("cpu", 2, None, [], [parse_budget("1")])
+
+    assert refused.value.failure.detail.endswith("(hold_budget 1) 0 bytes are taken; raise hold_budget")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -214,13 +215,18 @@ def test_a_resident_of_an_agent_that_forgot_is_taken_in(agent: Agent) -> None:
 
 
 def test_release_is_refused_while_somebody_is_attached(agent: Agent) -> None:
-    """The refusal names the process and nothing has gone; the count is shown; force lets it go."""
+    """The refusal names the process, what to do and the time that was waited; nothing has gone until it is forced."""
     resident = warm(agent)
     with attached(agent, resident.name) as link, agent.client() as client:
         assert residents(client)[0].attached == 1
-        with pytest.raises(RefusedError, match=f"{resident.name} by process {os.getpid()}; force") as refused:
+        with pytest.raises(RefusedError) as refused:
             release(client)
         assert refused.value.code == "attached"
+        who = f"{resident.name} is attached by process {os.getpid()}"
+        hint = "release --wait SECONDS waits for that to end, release --force lets go all the same"
+        assert str(refused.value) == f"{who}; {hint}"
+        with pytest.raises(RefusedError, match=re.escape(f"{who} after 0.2 s; release --wait")):
+            release(client, wait_s=0.2)
         assert len(residents(client)) == 1
         assert len(release(client, force=True)) == 1
         assert link.recv(1) == b""

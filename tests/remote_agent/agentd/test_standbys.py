@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +32,7 @@ from remote_agent.protocol.messages import (
     Tier,
 )
 from tests.remote_agent.agentd.agents import (
+    REPOSITORY,
     Agent,
     Watcher,
     eventually,
@@ -241,5 +246,29 @@ def test_what_is_armed_can_be_released(agent: Agent) -> None:
 
 def test_only_a_standby_can_be_armed(agent: Agent) -> None:
     """A resident needs no process that waits."""
-    with agent.client() as client, pytest.raises(RefusedError, match="only a standby can be armed"):
+    with (
+        agent.client() as client,
+        pytest.raises(RefusedError, match='is "resident": arming needs target_tier = "standby"'),
+    ):
         client.call("standby.start", agent.params(target_tier="resident"), RunStartResult)
+
+
+def test_the_host_s_own_stop_takes_the_file_that_start_took(agent: Agent, tmp_path: Path) -> None:
+    """By the recipe's name, which may be another than the file's; a file that is missing is one line."""
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps({"name": "tiny", "model": {"path": "/m"}}))
+    command = [sys.executable, "-m", "remote_agent", "standby", "stop", "--state-dir", str(agent.state.root)]
+
+    def call(recipe: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, recipe], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    with agent.client("") as client:
+        client.arm(agent.params())
+        stopped, again, missing = call(str(file)), call("tiny"), call(f"{tmp_path}/none.toml")
+
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert stopped.stdout.startswith("stopped tiny on cpu, armed")
+    assert (again.returncode, "no process waits for or holds tiny" in again.stderr) == (1, True)
+    assert (missing.returncode, missing.stderr) == (2, f"{tmp_path}/none.toml: No such file or directory\n")
