@@ -19,7 +19,7 @@ from console.launches import Launches
 from console.locations import locations
 from console.recorder import Recorder
 from console.session import Link, Session
-from console.state import NodeState, RunView, StageBaseline, elapsed_ns
+from console.state import BaselineKey, NodeState, RunView, StageBaseline, elapsed_ns
 from console.transports.base import Prompts, Stream
 from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
@@ -42,7 +42,6 @@ from remote_agent.protocol.messages import (
     StandbyStopParams,
     StandbyStopResult,
     StatusResult,
-    Tier,
 )
 from remote_agent.recipe import recipe_hash
 
@@ -312,9 +311,10 @@ class Fleet:
         stored = self.history.cursor(journal_uuid)
         return max(stored, self._cursors.get(journal_uuid, 0))
 
-    async def _baseline(self, node: str, recipe_hash: str, tier: Tier) -> StageBaseline | None:
+    async def _baseline(self, node: str, key: BaselineKey) -> StageBaseline | None:
+        recipe_hash, tier, armed = key
         try:
-            found = await asyncio.to_thread(self.history.baseline, node, recipe_hash, tier.value)
+            found = await asyncio.to_thread(self.history.baseline, node, recipe_hash, tier.value, armed=armed)
         except db.errors.HistoryError as error:
             log.warning("no baseline: %s", error)
             return None

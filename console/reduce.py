@@ -112,7 +112,7 @@ def _apply(state: NodeState, event: Event) -> NodeState:
         return _resident(state, data)
     if isinstance(data, RunFinished):
         known = state.runs.get(data.run.run_uid)
-        return _with_run(state, finish(known, data.run, event))
+        return _with_run(state, with_baseline(finish(known, data.run, event), state.baselines))
     if uid is None:
         return state
     run = state.runs.get(uid)
@@ -166,11 +166,10 @@ def _drop(state: NodeState, change: RunDropped) -> NodeState:
 
 
 def _baseline(state: NodeState, change: BaselineLoaded) -> NodeState:
-    key = (change.recipe_hash, change.tier_from)
-    others = {name: value for name, value in state.baselines.items() if name != key}
+    others = {key: value for key, value in state.baselines.items() if key != change.key}
     while len(others) >= BASELINES_KEPT:
         del others[next(iter(others))]
-    baselines = {**others, key: change.baseline}
+    baselines = {**others, change.key: change.baseline}
     runs = {uid: with_baseline(run, baselines) for uid, run in state.runs.items()}
     return replace(state, baselines=baselines, runs=runs)
 

@@ -206,6 +206,33 @@ def test_a_start_from_another_tier_is_no_comparison(history_path: Path) -> None:
         assert reader.previous_run("run-4") is None
 
 
+def test_armed_starts_are_compared_with_each_other_alone(history_path: Path) -> None:
+    """One that loaded no weights is measured by such runs from the same tier, and no full start by it."""
+    kinds = (
+        ("cached", "standby"),
+        ("cached", "armed"),
+        ("resident", "armed"),
+        ("cached", "armed"),
+        ("cached", "standby"),
+    )
+    rows = [
+        finished(seq, f"run-{seq}", tier_from=tier_from, tier_to=tier_to)
+        for seq, (tier_from, tier_to) in enumerate(kinds, start=1)
+    ]
+    fill(history_path, list(rows))
+
+    with History(history_path) as reader:
+        previous = {seq: reader.previous_run(f"run-{seq}") for seq in range(1, 6)}
+        armed = reader.baseline("gpu-1", "abcdef0123456789", "cached", armed=True)
+        full = reader.baseline("gpu-1", "abcdef0123456789", "cached")
+        earlier = reader.baseline("gpu-1", "abcdef0123456789", "cached", before="run-4", armed=True)
+
+    assert {seq: found[0].run_uid for seq, found in previous.items() if found} == {4: "run-2", 5: "run-1"}
+    assert (armed and armed.recent_wall_ns, full and full.recent_wall_ns) == ((200, 400), (100, 500))
+    assert earlier is not None
+    assert earlier.recent_wall_ns == (200,)
+
+
 def test_names_and_counts_are_those_of_all_that_was_stored(history: History) -> None:
     """Nodes and recipes come sorted, once each; an unknown journal's cursor is 0."""
     assert (history.nodes(), history.recipes(), history.count()) == (NODES, tuple(sorted(RECIPES)), 40)

@@ -184,7 +184,7 @@ def test_the_next_start_is_told_where_history_knows_it() -> None:
     state = scenes.ready("eu-01")
     tier = state.residents[0].tier if state.residents else None
     assert tier is not None
-    baselines = {(scenes.HASH, tier): replace(scenes.BASELINE, wall_ns=37 * MS)}
+    baselines = {(scenes.HASH, tier, False): replace(scenes.BASELINE, wall_ns=37 * MS)}
 
     assert "next 37 ms" in text_of(replace(state, baselines=baselines))
 
@@ -194,8 +194,8 @@ def test_the_next_start_counts_from_files_that_any_recipe_can_use(tier: Tier) ->
     """Another recipe's run holds the model's pages; a start of this one begins there. Another model's say nothing."""
     held = replace(scenes.resident("run-2", recipe="llama-files"), tier=tier)
     baselines = {
-        (scenes.HASH, tier): replace(scenes.BASELINE, wall_ns=37 * MS),
-        (scenes.HASH, Tier.COLD): replace(scenes.BASELINE, wall_ns=7 * S),
+        (scenes.HASH, tier, False): replace(scenes.BASELINE, wall_ns=37 * MS),
+        (scenes.HASH, Tier.COLD, False): replace(scenes.BASELINE, wall_ns=7 * S),
     }
     state = replace(scenes.ready("eu-01"), residents=(held,), baselines=baselines)
 
@@ -208,7 +208,7 @@ def test_what_a_run_left_in_the_page_cache_is_shown_as_that() -> None:
     """Nobody holds it, so nothing is ready and nothing was released; the next start counts from there."""
     state = scenes.ready("eu-01")
     view = replace(state.run, tier_to=Tier.CACHED, output=None, first_output_ns=None)  # type: ignore[type-var]
-    baselines = {(scenes.HASH, Tier.CACHED): replace(scenes.BASELINE, wall_ns=900 * MS)}
+    baselines = {(scenes.HASH, Tier.CACHED, False): replace(scenes.BASELINE, wall_ns=900 * MS)}
     state = replace(state, residents=(), runs={view.run_uid: view}, baselines=baselines)
     text = text_of(state, 80)
 
