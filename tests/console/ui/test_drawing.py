@@ -93,6 +93,20 @@ def test_a_node_whose_only_process_waits_for_weights_is_not_ready() -> None:
     assert node_status(replace(state, residents=(entry, replace(entry, tier=Tier.STANDBY)))) is Status.READY
 
 
+def test_a_run_whose_process_waits_for_weights_was_not_released() -> None:
+    """The panel says what it waits for while it is held, and that it was released once it is gone."""
+    state = scenes.ready("eu-01")
+    assert state.run is not None
+    view = replace(state.run, tier_to=Tier.ARMED, output=None, first_output_ns=None)
+    armed = replace(scenes.resident(view.run_uid), tier=Tier.ARMED)
+    state = replace(state, runs={view.run_uid: view}, residents=(armed,))
+
+    assert "last 1.08 s, armed: waits for weights" in text_of(state)
+    assert "released" not in text_of(state)
+    assert "last 1.08 s, since released" in text_of(replace(state, residents=()))
+    assert "released" not in text_of(replace(state, residents=None))
+
+
 def test_the_next_start_is_from_armed_only_where_weights_are_resident() -> None:
     """Whichever recipe left them; a standby is warmer, and without weights it is a cold start."""
     armed = Resident("run-1", "chat", "/models/chat", "cpu", Tier.ARMED, 2 * 10**9, 42, "ada@laptop", 0)
