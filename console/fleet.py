@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import db.errors
+from console.clean import clean_record
 from console.config import Config
 from console.config_nodes import Node
 from console.errors import HistoryError, NodeUnreachable, UsageError
@@ -25,6 +27,7 @@ from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
 from db.queries import History
 from db.writer import Writer
+from remote_agent.protocol.codec import decode
 from remote_agent.protocol.messages import (
     Actor,
     CacheClearParams,
@@ -36,12 +39,14 @@ from remote_agent.protocol.messages import (
     ReleaseParams,
     ReleaseResult,
     Resident,
+    RunFinished,
     RunRecord,
     RunResult,
     RunUidParams,
     StandbyStopParams,
     StandbyStopResult,
     StatusResult,
+    Tier,
 )
 from remote_agent.recipe import recipe_hash
 
@@ -109,6 +114,7 @@ class Fleet:
             self._sessions[node.name] = session
             self._dirty.add(node.name)
         for session in self._sessions.values():
+            session.spawn(self._recall(session))
             assert session.link is not None
             session.link.start()
 
@@ -311,10 +317,24 @@ class Fleet:
         stored = self.history.cursor(journal_uuid)
         return max(stored, self._cursors.get(journal_uuid, 0))
 
-    async def _baseline(self, node: str, key: BaselineKey) -> StageBaseline | None:
+    async def _recall(self, session: Session) -> None:
+        """Tell a session the last run of its node that the history has the end of: the node need not tell it again."""
+        try:
+            event = await asyncio.to_thread(self.history.last_end, session.node.name)
+            run = clean_record(decode(RunFinished, json.loads(event.data_json)).run) if event is not None else None
+        except (db.errors.HistoryError, ValueError) as error:
+            log.warning("%s: its last run is not known from the history: %s", session.node.name, error)
+            return
+        if run is not None:
+            key = (run.recipe_hash, run.tier_from, run.tier_to is Tier.ARMED)
+            session.recall(run, await self._baseline(session.node.name, key, before=run.run_uid))
+
+    async def _baseline(self, node: str, key: BaselineKey, before: str | None = None) -> StageBaseline | None:
         recipe_hash, tier, armed = key
         try:
-            found = await asyncio.to_thread(self.history.baseline, node, recipe_hash, tier.value, armed=armed)
+            found = await asyncio.to_thread(
+                self.history.baseline, node, recipe_hash, tier.value, before=before, armed=armed
+            )
         except db.errors.HistoryError as error:
             log.warning("no baseline: %s", error)
             return None

@@ -32,6 +32,7 @@ from console.state import (
     RunReceived,
     RunView,
     SampleReceived,
+    StageBaseline,
     StatusReceived,
 )
 from remote_agent.protocol.messages import (
@@ -57,8 +58,8 @@ def reduce(state: NodeState, change: Change) -> NodeState:
             state = _with_records(state, status.runs)
             state = replace(state, residents=status.residents[-RESIDENTS_KEPT:])
             return state if status.probe is None else replace(state, probe=status.probe)
-        case RunReceived(run):
-            return _with_records(state, (run,))
+        case RunReceived(run, baseline):
+            return _with_record(state, run, baseline)
         case RunQueued(run):
             return state if run.run_uid in state.runs else _with_run(state, run)
         case RunDropped():
@@ -151,9 +152,15 @@ def _resident(state: NodeState, data: ResidentChanged) -> NodeState:
 
 def _with_records(state: NodeState, records: tuple[RunRecord, ...]) -> NodeState:
     for record in records[-RUNS_KEPT:]:
-        run = from_record(state.runs.get(record.run_uid), record, state.hello)
-        state = _with_run(state, with_baseline(run, state.baselines))
+        state = _with_record(state, record)
     return state
+
+
+def _with_record(state: NodeState, record: RunRecord, baseline: StageBaseline | None = None) -> NodeState:
+    run = from_record(state.runs.get(record.run_uid), record, state.hello)
+    if baseline is not None and run.baseline is None:
+        run = replace(run, baseline=baseline)
+    return _with_run(state, with_baseline(run, state.baselines))
 
 
 def _drop(state: NodeState, change: RunDropped) -> NodeState:

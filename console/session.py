@@ -162,6 +162,10 @@ class Session:
         """Take in what the node has just said about a run."""
         self.apply(RunReceived(run))
 
+    def recall(self, run: RunRecord, baseline: StageBaseline | None) -> None:
+        """Take in a run that is over from the history, with the medians of those before it; a newer one is shown."""
+        self.apply(RunReceived(run, baseline))
+
     async def refresh(self) -> None:
         """Ask the node what it is and what it does; what it does not answer is said in its log."""
         try:

@@ -228,9 +228,10 @@ class StatusReceived:
 
 @dataclass(frozen=True)
 class RunReceived:
-    """One run as the node tells it now."""
+    """One run as the node tells it now, or as the history has it, with what it is compared by."""
 
     run: RunRecord
+    baseline: StageBaseline | None = None
 
 
 @dataclass(frozen=True)

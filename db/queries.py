@@ -138,6 +138,12 @@ class History:
             )
             return tuple(EventRow(run_uid=run["run_uid"], **dict(row)) for row in rows)
 
+    def last_end(self, node: str) -> EventRow | None:
+        """Return the event that ended the newest run of that node that is over; None without one."""
+        with self._snapshot() as connection:
+            row = connection.execute(*last_end_statement(node)).fetchone()
+            return EventRow(**dict(row)) if row else None
+
     def samples(self, run_uid: str) -> tuple[SampleRow, ...]:
         """Return what was sampled during the run, oldest first; the run is named as for `run`."""
         with self._snapshot() as connection:
@@ -203,6 +209,17 @@ def runs_statement(wanted: RunFilter) -> tuple[str, tuple[object, ...]]:
             values.append(value)
     where = " AND ".join(conditions)
     return f"{_RUNS} WHERE {where} ORDER BY started_ns DESC, runs.run_id DESC LIMIT ?", (*values, wanted.limit)
+
+
+def last_end_statement(node: str) -> tuple[str, tuple[object, ...]]:
+    """Return the SELECT of `History.last_end` and its values."""
+    return (
+        "SELECT journal_uuid, events.seq, nodes.name AS node, run_uid, t_mono_ns, t_wall_ns, kind, data_json"
+        " FROM runs CROSS JOIN events USING (run_id) CROSS JOIN nodes ON nodes.node_id = runs.node_id"
+        " WHERE runs.node_id = (SELECT node_id FROM nodes WHERE name = ?) AND final = 1 AND kind = 'run.finished'"
+        " ORDER BY started_ns DESC LIMIT 1",
+        (node,),
+    )
 
 
 def _select_runs(connection: sqlite3.Connection, wanted: RunFilter) -> list[sqlite3.Row]:
