@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import db.errors
+from console.clean import clean_record
 from console.config import Config
 from console.config_nodes import Node
 from console.errors import HistoryError, NodeUnreachable, UsageError
@@ -19,12 +21,13 @@ from console.launches import Launches
 from console.locations import locations
 from console.recorder import Recorder
 from console.session import Link, Session
-from console.state import NodeState, RunView, StageBaseline, elapsed_ns
+from console.state import BaselineKey, NodeState, RunView, StageBaseline, elapsed_ns
 from console.transports.base import Prompts, Stream
 from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
 from db.queries import History
 from db.writer import Writer
+from remote_agent.protocol.codec import decode
 from remote_agent.protocol.messages import (
     Actor,
     CacheClearParams,
@@ -38,6 +41,7 @@ from remote_agent.protocol.messages import (
     ReleaseParams,
     ReleaseResult,
     Resident,
+    RunFinished,
     RunRecord,
     RunResult,
     RunUidParams,
@@ -115,6 +119,7 @@ class Fleet:
             self._sessions[node.name] = session
             self._dirty.add(node.name)
         for session in self._sessions.values():
+            session.spawn(self._recall(session))
             assert session.link is not None
             session.link.start()
 
@@ -332,9 +337,24 @@ class Fleet:
         stored = self.history.cursor(journal_uuid)
         return max(stored, self._cursors.get(journal_uuid, 0))
 
-    async def _baseline(self, node: str, recipe_hash: str, tier: Tier) -> StageBaseline | None:
+    async def _recall(self, session: Session) -> None:
+        """Tell a session the last run of its node that the history has the end of: the node need not tell it again."""
         try:
-            found = await asyncio.to_thread(self.history.baseline, node, recipe_hash, tier.value)
+            event = await asyncio.to_thread(self.history.last_end, session.node.name)
+            run = clean_record(decode(RunFinished, json.loads(event.data_json)).run) if event is not None else None
+        except (db.errors.HistoryError, ValueError) as error:
+            log.warning("%s: its last run is not known from the history: %s", session.node.name, error)
+            return
+        if run is not None:
+            key = (run.recipe_hash, run.tier_from, run.tier_to is Tier.ARMED)
+            session.recall(run, await self._baseline(session.node.name, key, before=run.run_uid))
+
+    async def _baseline(self, node: str, key: BaselineKey, before: str | None = None) -> StageBaseline | None:
+        recipe_hash, tier, armed = key
+        try:
+            found = await asyncio.to_thread(
+                self.history.baseline, node, recipe_hash, tier.value, before=before, armed=armed
+            )
         except db.errors.HistoryError as error:
             log.warning("no baseline: %s", error)
             return None

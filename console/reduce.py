@@ -32,6 +32,7 @@ from console.state import (
     RunReceived,
     RunView,
     SampleReceived,
+    StageBaseline,
     StatusReceived,
 )
 from remote_agent.protocol.messages import (
@@ -57,8 +58,8 @@ def reduce(state: NodeState, change: Change) -> NodeState:
             state = _with_records(state, status.runs)
             state = replace(state, residents=status.residents[-RESIDENTS_KEPT:])
             return state if status.probe is None else replace(state, probe=status.probe)
-        case RunReceived(run):
-            return _with_records(state, (run,))
+        case RunReceived(run, baseline):
+            return _with_record(state, run, baseline)
         case RunQueued(run):
             return state if run.run_uid in state.runs else _with_run(state, run)
         case RunDropped():
@@ -112,7 +113,7 @@ def _apply(state: NodeState, event: Event) -> NodeState:
         return _resident(state, data)
     if isinstance(data, RunFinished):
         known = state.runs.get(data.run.run_uid)
-        return _with_run(state, finish(known, data.run, event))
+        return _with_run(state, with_baseline(finish(known, data.run, event), state.baselines))
     if uid is None:
         return state
     run = state.runs.get(uid)
@@ -151,9 +152,15 @@ def _resident(state: NodeState, data: ResidentChanged) -> NodeState:
 
 def _with_records(state: NodeState, records: tuple[RunRecord, ...]) -> NodeState:
     for record in records[-RUNS_KEPT:]:
-        run = from_record(state.runs.get(record.run_uid), record, state.hello)
-        state = _with_run(state, with_baseline(run, state.baselines))
+        state = _with_record(state, record)
     return state
+
+
+def _with_record(state: NodeState, record: RunRecord, baseline: StageBaseline | None = None) -> NodeState:
+    run = from_record(state.runs.get(record.run_uid), record, state.hello)
+    if baseline is not None and run.baseline is None:
+        run = replace(run, baseline=baseline)
+    return _with_run(state, with_baseline(run, state.baselines))
 
 
 def _drop(state: NodeState, change: RunDropped) -> NodeState:
@@ -166,11 +173,10 @@ def _drop(state: NodeState, change: RunDropped) -> NodeState:
 
 
 def _baseline(state: NodeState, change: BaselineLoaded) -> NodeState:
-    key = (change.recipe_hash, change.tier_from)
-    others = {name: value for name, value in state.baselines.items() if name != key}
+    others = {key: value for key, value in state.baselines.items() if key != change.key}
     while len(others) >= BASELINES_KEPT:
         del others[next(iter(others))]
-    baselines = {**others, key: change.baseline}
+    baselines = {**others, change.key: change.baseline}
     runs = {uid: with_baseline(run, baselines) for uid, run in state.runs.items()}
     return replace(state, baselines=baselines, runs=runs)
 

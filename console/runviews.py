@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
-from console.state import RunView, StageBaseline
+from console.state import BaselineKey, RunView, StageBaseline
 from remote_agent.protocol.messages import (
     NATIVE_STAGES,
     Event,
@@ -72,7 +72,7 @@ def from_record(run: RunView | None, record: RunRecord, hello: HelloResult | Non
         first_output_ns=record.first_output_ns,
         output=record.output,
         failure=record.failure,
-        baseline=run.baseline if run is not None else None,
+        baseline=run.baseline if run is not None and run.is_armed is (record.tier_to is Tier.ARMED) else None,
     )
     if run is None or not run.is_accepted or record.state.is_terminal:
         return view
@@ -113,11 +113,11 @@ def progressed(run: RunView, progress: Progress) -> RunView:
     return run if over or run.state.is_terminal else replace(run, progress=progress)
 
 
-def with_baseline(run: RunView, baselines: Mapping[tuple[str, Tier], StageBaseline]) -> RunView:
+def with_baseline(run: RunView, baselines: Mapping[BaselineKey, StageBaseline]) -> RunView:
     """Return ``run`` with history's medians for where it started from; a run that is over keeps its own."""
     if run.state.is_terminal and run.baseline is not None:
         return run
-    baseline = baselines.get((run.recipe_hash, run.tier_from))
+    baseline = baselines.get(run.baseline_key)
     return run if baseline is run.baseline else replace(run, baseline=baseline)
 
 

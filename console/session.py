@@ -13,6 +13,7 @@ from console.errors import GlowplugError, LinkError, NodeUnreachable, RequestRef
 from console.recorder import Recorder
 from console.reduce import reduce
 from console.state import (
+    BaselineKey,
     BaselineLoaded,
     Change,
     EventReceived,
@@ -57,8 +58,8 @@ TIERS_FOLLOWED = (Tier.COLD, Tier.CACHED, Tier.HOST, Tier.RESIDENT, Tier.ARMED, 
 ENOUGH_FAILURES = 2
 """A server that is just being restarted refuses one try, hardly the next."""
 
-Baselines = Callable[[str, str, Tier], Awaitable[StageBaseline | None]]
-"""``(node, recipe_hash, tier_from)``: what history says, None where it has nothing."""
+Baselines = Callable[[str, BaselineKey], Awaitable[StageBaseline | None]]
+"""``(node, key)``: what history says, None where it has nothing."""
 
 
 class Link(Protocol):
@@ -102,7 +103,7 @@ class Session:
         self._lost: dict[str, RequestRefused] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        self._finished_at: dict[tuple[str, Tier], int] = {}
+        self._finished_at: dict[BaselineKey, int] = {}
 
     # --- what the link says -------------------------------------------------
 
@@ -161,6 +162,10 @@ class Session:
         """Take in what the node has just said about a run."""
         self.apply(RunReceived(run))
 
+    def recall(self, run: RunRecord, baseline: StageBaseline | None) -> None:
+        """Take in a run that is over from the history, with the medians of those before it; a newer one is shown."""
+        self.apply(RunReceived(run, baseline))
+
     async def refresh(self) -> None:
         """Ask the node what it is and what it does; what it does not answer is said in its log."""
         try:
@@ -173,7 +178,8 @@ class Session:
             self.say("error", f"the node could not be asked for its status: {error}")
         for recipe_hash in self._recipe_hashes:
             for tier in TIERS_FOLLOWED:
-                await self._load_baseline(recipe_hash, tier)
+                for armed in (False, True):
+                    await self._load_baseline((recipe_hash, tier, armed))
 
     async def until(self, wanted: Callable[[NodeState], T | None], timeout_s: float | None = None) -> T:
         """Return what ``wanted`` finds in the state, as soon as it finds something; no state is missed.
@@ -311,7 +317,7 @@ class Session:
         if journal_uuid == self.state.journal_uuid:
             for key in [key for key, finished in self._finished_at.items() if finished <= seq]:
                 del self._finished_at[key]
-                self._refresh_baseline(*key)
+                self._refresh_baseline(key)
 
     async def _find_missing(self, listed: frozenset[str]) -> None:
         """Ask about runs that someone waits for, or that seemed unfinished, and that the node no longer lists."""
@@ -335,16 +341,17 @@ class Session:
 
     def _follow_baselines(self, event: Event, run: RunView | None) -> None:
         if isinstance(event.data, RunFinished):
-            self._finished_at[(event.data.run.recipe_hash, event.data.run.tier_from)] = event.seq
+            over = event.data.run
+            self._finished_at[over.recipe_hash, over.tier_from, over.tier_to is Tier.ARMED] = event.seq
         corrected = isinstance(event.data, StageChanged) and "tier_from" in event.data.stage.extra
         if run is not None and (corrected or isinstance(event.data, RunAccepted)):
-            self._refresh_baseline(run.recipe_hash, run.tier_from)
+            self._refresh_baseline(run.baseline_key)
 
-    def _refresh_baseline(self, recipe_hash: str, tier: Tier) -> None:
+    def _refresh_baseline(self, key: BaselineKey) -> None:
         if not self._is_closed:
-            self.spawn(self._load_baseline(recipe_hash, tier))
+            self.spawn(self._load_baseline(key))
 
-    async def _load_baseline(self, recipe_hash: str, tier: Tier) -> None:
-        baseline = await self._baselines(self.node.name, recipe_hash, tier)
+    async def _load_baseline(self, key: BaselineKey) -> None:
+        baseline = await self._baselines(self.node.name, key)
         if baseline is not None:
-            self.apply(BaselineLoaded(recipe_hash, tier, baseline))
+            self.apply(BaselineLoaded(key, baseline))

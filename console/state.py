@@ -70,6 +70,10 @@ class StageBaseline:
     recent_wall_ns: tuple[int, ...] = ()
 
 
+BaselineKey = tuple[str, Tier, bool]
+"""Recipe hash, the tier a run started from, and whether it armed a process: what runs are compared by."""
+
+
 @dataclass(frozen=True)
 class RunView:
     """A run as a panel shows it. ``accepted_mono_ns`` is the host's clock; see `NodeState.clock_offset_ns`.
@@ -100,6 +104,15 @@ class RunView:
     is_accepted: bool = True
 
     @property
+    def is_armed(self) -> bool:
+        """Whether all it made was a process that waits for weights; known once it is over."""
+        return self.tier_to is Tier.ARMED
+
+    @property
+    def baseline_key(self) -> BaselineKey:
+        return self.recipe_hash, self.tier_from, self.is_armed
+
+    @property
     def current_stage(self) -> StageRecord | None:
         """The stage that runs now, the latest in order where several do."""
         running = [stage for stage in self.stages if stage.status.value == "running"]
@@ -123,7 +136,7 @@ class NodeState:
     ``clock_offset_ns``: console monotonic minus host monotonic, the smallest seen.
     ``latest_run`` is the run a panel shows. ``residents`` is None until the node was asked.
     ``seq`` is the newest event of ``journal_uuid`` in here. ``baselines`` are history's
-    medians by recipe hash and the tier a run started from.
+    medians.
     """
 
     name: str
@@ -140,7 +153,7 @@ class NodeState:
     log: tuple[LogLine, ...] = ()
     journal_uuid: str | None = None
     seq: int = 0
-    baselines: Mapping[tuple[str, Tier], StageBaseline] = field(default_factory=dict)
+    baselines: Mapping[BaselineKey, StageBaseline] = field(default_factory=dict)
 
     @property
     def run(self) -> RunView | None:
@@ -215,9 +228,10 @@ class StatusReceived:
 
 @dataclass(frozen=True)
 class RunReceived:
-    """One run as the node tells it now."""
+    """One run as the node tells it now, or as the history has it, with what it is compared by."""
 
     run: RunRecord
+    baseline: StageBaseline | None = None
 
 
 @dataclass(frozen=True)
@@ -260,10 +274,9 @@ class GapReceived:
 
 @dataclass(frozen=True)
 class BaselineLoaded:
-    """History's medians for the runs of one recipe from one tier."""
+    """History's medians for the runs of one key."""
 
-    recipe_hash: str
-    tier_from: Tier
+    key: BaselineKey
     baseline: StageBaseline
 
 

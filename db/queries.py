@@ -26,8 +26,8 @@ _RUNS = """
         first_output_ns, output, failure_code, failure_stage, failure_detail
     FROM runs CROSS JOIN nodes USING (node_id) CROSS JOIN recipes USING (recipe_id)
 """
-_STARTS = "state = 'ready' AND tier_to IS NOT 'armed'"
-"""Runs that gave a first output, which is what starts are compared by."""
+_COMPARED = "state = 'ready' AND (tier_to IS 'armed') = ?"
+"""Runs to compare with: armed ones, which load no weights and give no output, only among each other."""
 
 _STAGE_COLUMNS = (
     "ordinal, name, status, start_ns, duration_ns, attributed_ns, bytes, rate_bytes_s, ceiling_bytes_s, path, reason,"
@@ -81,23 +81,33 @@ class History:
             return (_run(row), _stages(connection, row["run_id"])) if row else None
 
     def previous_run(self, run_uid: str) -> RunWithStages | None:
-        """Return the newest ready run of the same node, recipe and tier that started before that run."""
+        """Return the newest ready run of the same node, recipe and tier that started before that run.
+
+        One that armed a process is compared with such a run alone, any other never with one.
+        """
         with self._snapshot() as connection:
             this = _find_run(connection, run_uid)
             if this is None:
                 return None
             row = connection.execute(
                 f"{_RUNS} WHERE runs.node_id = (SELECT node_id FROM nodes WHERE name = ?) AND started_ns < ?"
-                f" AND recipe_hash = ? AND tier_from = ? AND {_STARTS} ORDER BY started_ns DESC LIMIT 1",
-                (this["node"], this["started_ns"], this["recipe_hash"], this["tier_from"]),
+                f" AND recipe_hash = ? AND tier_from = ? AND {_COMPARED} ORDER BY started_ns DESC LIMIT 1",
+                (this["node"], this["started_ns"], this["recipe_hash"], this["tier_from"], this["tier_to"] == "armed"),
             ).fetchone()
             return (_run(row), _stages(connection, row["run_id"])) if row else None
 
     def baseline(
-        self, node: str, recipe_hash: str, tier_from: str, count: int = 20, before: str | None = None
+        self,
+        node: str,
+        recipe_hash: str,
+        tier_from: str,
+        count: int = 20,
+        before: str | None = None,
+        armed: bool = False,
     ) -> Baseline | None:
         """Return medians over the newest ``count`` ready runs of that recipe on that node from that tier.
 
+        With ``armed`` they are of the runs that armed a process, otherwise of all the others.
         ``before`` names a run: only runs that started before it count. A stage's figure is the median of its
         ``duration_ns`` where it was done; ``recent_wall_ns`` is oldest first. None without any such run.
         """
@@ -108,9 +118,9 @@ class History:
             rows = connection.execute(
                 "SELECT run_id, wall_ns, first_output_ns FROM runs"
                 " WHERE node_id = (SELECT node_id FROM nodes WHERE name = ?) AND started_ns < ?"
-                f" AND recipe_hash = ? AND tier_from = ? AND {_STARTS} AND wall_ns IS NOT NULL"
+                f" AND recipe_hash = ? AND tier_from = ? AND {_COMPARED} AND wall_ns IS NOT NULL"
                 " ORDER BY started_ns DESC LIMIT ?",
-                (node, limit_ns, recipe_hash, tier_from, count),
+                (node, limit_ns, recipe_hash, tier_from, armed, count),
             ).fetchall()
             stages = [stage for row in rows for stage in _stages(connection, row["run_id"])]
         return _baseline(rows, stages) if rows else None
@@ -127,6 +137,12 @@ class History:
                 (run["run_id"],),
             )
             return tuple(EventRow(run_uid=run["run_uid"], **dict(row)) for row in rows)
+
+    def last_end(self, node: str) -> EventRow | None:
+        """Return the event that ended the newest run of that node that is over; None without one."""
+        with self._snapshot() as connection:
+            row = connection.execute(*last_end_statement(node)).fetchone()
+            return EventRow(**dict(row)) if row else None
 
     def samples(self, run_uid: str) -> tuple[SampleRow, ...]:
         """Return what was sampled during the run, oldest first; the run is named as for `run`."""
@@ -193,6 +209,17 @@ def runs_statement(wanted: RunFilter) -> tuple[str, tuple[object, ...]]:
             values.append(value)
     where = " AND ".join(conditions)
     return f"{_RUNS} WHERE {where} ORDER BY started_ns DESC, runs.run_id DESC LIMIT ?", (*values, wanted.limit)
+
+
+def last_end_statement(node: str) -> tuple[str, tuple[object, ...]]:
+    """Return the SELECT of `History.last_end` and its values."""
+    return (
+        "SELECT journal_uuid, events.seq, nodes.name AS node, run_uid, t_mono_ns, t_wall_ns, kind, data_json"
+        " FROM runs CROSS JOIN events USING (run_id) CROSS JOIN nodes ON nodes.node_id = runs.node_id"
+        " WHERE runs.node_id = (SELECT node_id FROM nodes WHERE name = ?) AND final = 1 AND kind = 'run.finished'"
+        " ORDER BY started_ns DESC LIMIT 1",
+        (node,),
+    )
 
 
 def _select_runs(connection: sqlite3.Connection, wanted: RunFilter) -> list[sqlite3.Row]:

@@ -23,7 +23,13 @@ class HistoryPort(Protocol):
     def events(self, run_uid: str) -> tuple[EventRow, ...]: ...
     def count(self) -> int: ...
     def baseline(
-        self, node: str, recipe_hash: str, tier_from: str, count: int = 20, before: str | None = None
+        self,
+        node: str,
+        recipe_hash: str,
+        tier_from: str,
+        count: int = 20,
+        before: str | None = None,
+        armed: bool = False,
     ) -> Baseline | None: ...
 
 

@@ -9,6 +9,7 @@ from console.screens.ports import HistoryPort
 from console.widgets.node_view import run_word
 from console.widgets.paint import Moment, Piece
 from db.records import Baseline, RunFilter, RunRow
+from remote_agent.protocol.messages import Tier
 
 COLUMNS = (
     ("When", "when"),
@@ -27,7 +28,7 @@ OUTSIDE_FACTOR = 1.25
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """``baseline`` is that of the runs before it, of the same node, recipe and tier."""
+    """``baseline`` is that of the runs before it, of the same node, recipe and tier, and as armed or not."""
 
     run: RunRow
     baseline: Baseline | None = None
@@ -40,12 +41,14 @@ class HistoryEntry:
 
 def read_page(history: HistoryPort, wanted: RunFilter) -> tuple[HistoryEntry, ...]:
     """Return one page of runs with their baselines. Blocks: for a thread."""
-    return tuple(
-        HistoryEntry(run, history.baseline(run.node, run.recipe_hash, run.tier_from, before=run.run_uid))
-        if run.state == "ready"
-        else HistoryEntry(run)
-        for run in history.runs(wanted)
-    )
+    return tuple(HistoryEntry(run, _earlier(history, run)) for run in history.runs(wanted))
+
+
+def _earlier(history: HistoryPort, run: RunRow) -> Baseline | None:
+    if run.state != "ready":
+        return None
+    armed = run.tier_to == Tier.ARMED.value
+    return history.baseline(run.node, run.recipe_hash, run.tier_from, before=run.run_uid, armed=armed)
 
 
 def cells(entry: HistoryEntry, moment: Moment) -> tuple[Piece, ...]:

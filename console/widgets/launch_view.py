@@ -57,7 +57,11 @@ def node_choice(state: NodeState, recipe: Recipe | None) -> Line:
         pieces.append((f"  {warm[0].tier.value} already", "ready"))
     if state.recipes and recipe.name not in state.recipes:
         pieces.append(("  not among this node's recipes", "warning"))
-    medians = {tier: known.wall_ns for (digest, tier), known in state.baselines.items() if digest == wanted}
+    medians = {
+        tier: known.wall_ns
+        for (digest, tier, armed), known in state.baselines.items()
+        if digest == wanted and not armed
+    }
     if medians:
         words = ", ".join(f"{tier.value} {duration_text(wall_ns)}" for tier, wall_ns in medians.items())
         pieces.append((f"  median {words}", "muted"))

@@ -156,7 +156,7 @@ def next_start_ns(state: NodeState) -> int | None:
     run = state.run
     if run is None or not state.is_known:
         return None
-    known = state.baselines.get((run.recipe_hash, next_tier(state, run.recipe, run.model)))
+    known = state.baselines.get((run.recipe_hash, next_tier(state, run.recipe, run.model), False))
     return known.wall_ns if known is not None else None
 
 

@@ -126,20 +126,28 @@ def _resting(state: NodeState, width: int, moment: Moment) -> list[Line]:
     last: Line = (("no run yet", "muted"),)
     strip: Line = BLANK
     if run is not None:
-        last = _last_words(run, is_warm=is_warm(state))
+        last = _last_words(run, state)
         strip = _strip_line(run, run.wall_ns, width)
     key = moment.key("fleet.warm")
     hint: Line = ((key, "key"), (" warms a model here", "muted")) if key else BLANK
     return [last, hint, BLANK, strip]
 
 
-def _last_words(run: RunView, *, is_warm: bool) -> Line:
+def _last_words(run: RunView, state: NodeState) -> Line:
     wall = duration_text(run.wall_ns) if run.wall_ns is not None else "?"
     if run.state is RunState.READY:
-        left = ", left in the page cache" if run.tier_to is Tier.CACHED else ", since released"
-        return ("last ", "muted"), (wall, "text"), ("" if is_warm else left, "muted")
+        return ("last ", "muted"), (wall, "text"), (_left(run, state), "muted")
     word = run_word(run.state.value, is_known=True)[0].split()[-1]
     return ("last ", "muted"), (run.recipe, "text"), (f" {word} after {wall}", "muted")
+
+
+def _left(run: RunView, state: NodeState) -> str:
+    """Say what a ready run left on a node where nothing is warm; nothing until the node has told what it holds."""
+    if state.residents is None or is_warm(state):
+        return ""
+    if any(one.run_uid == run.run_uid for one in state.residents):
+        return ", armed: waits for weights"
+    return ", left in the page cache" if run.tier_to is Tier.CACHED else ", since released"
 
 
 def _failed(state: NodeState, width: int, moment: Moment) -> list[Line]:

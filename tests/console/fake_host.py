@@ -79,7 +79,11 @@ class FakeHost:
         """End a run and, when it is ready, keep its model warm."""
         base = self.runs[run_uid]
         over = replace(
-            record(run_uid, state), recipe=base.recipe, recipe_hash=base.recipe_hash, tier_from=base.tier_from
+            record(run_uid, state),
+            recipe=base.recipe,
+            recipe_hash=base.recipe_hash,
+            tier_from=base.tier_from,
+            accepted_wall_ns=base.accepted_wall_ns,
         )
         self.runs[run_uid] = over
         self.emit(RunFinished(over), run_uid)
@@ -114,8 +118,15 @@ class FakeHost:
             return RunStartResult(self.runs[params.run_uid], created=False)
         base = record(params.run_uid, RunState.QUEUED, None)
         digest = recipe_hash(params.recipe)
-        self.runs[params.run_uid] = replace(base, recipe=params.recipe.name, recipe_hash=digest, actor=params.actor)
-        self.emit(RunAccepted(params.recipe, digest, params.actor, Tier.COLD, ("cpu",)), params.run_uid)
+        accepted = RunAccepted(params.recipe, digest, params.actor, Tier.COLD, ("cpu",))
+        self.runs[params.run_uid] = replace(
+            base,
+            recipe=params.recipe.name,
+            recipe_hash=digest,
+            actor=params.actor,
+            accepted_wall_ns=event(len(self.journal) + 1, accepted).t_wall_ns,
+        )
+        self.emit(accepted, params.run_uid)
         return RunStartResult(self.runs[params.run_uid], created=True)
 
     def _move(self, params: ParkParams, tier: Tier) -> ParkResult:

@@ -399,6 +399,51 @@ async def test_history_gives_the_baseline_of_the_next_run(world: World) -> None:
         assert view(fleet, "n1", uid).baseline == baseline
 
 
+async def test_a_newly_opened_fleet_shows_each_node_s_last_run_from_the_history(world: World) -> None:
+    """The host replays nothing that was acknowledged and need not be reachable; the run is what it was, compared."""
+    shown = {}
+    async with world.fleet() as fleet:
+        for state in (RunState.READY, RunState.FAILED, RunState.READY):
+            uid = await fleet.warm("n1", "llama")
+            world.hosts["n1"].finish(uid, state)
+            shown[state] = await fleet.wait("n1", uid)
+        await fleet.warm("n2", "llama")
+        await fleet.flush()
+    world.hosts["n1"].is_reachable = False
+
+    async with world.fleet() as fleet:
+        await eventually(lambda: (run := fleet.state("n1").run) is not None and run.baseline is not None)
+        run, last = fleet.state("n1").run, shown[RunState.READY]
+        assert run is not None
+        assert (run.run_uid, run.state, run.output, run.stages) == (
+            last.run_uid,
+            last.state,
+            last.output,
+            last.stages,
+        )
+        assert run.baseline is not None
+        assert run.baseline.count == 1
+        assert fleet.state("n3").run is None
+
+
+async def test_a_run_under_way_is_shown_before_the_one_that_the_history_knows(world: World) -> None:
+    """Whichever is told first."""
+    async with world.fleet() as fleet:
+        over = await fleet.warm("n1", "llama")
+        world.hosts["n1"].finish(over)
+        await fleet.wait("n1", over)
+        await fleet.flush()
+    async with world.fleet() as fleet:
+        await eventually(lambda: fleet.state("n1").latest_run == over)
+        uid = await fleet.warm("n1", "llama")
+        assert fleet.state("n1").latest_run == uid
+        await fleet.flush()
+
+    async with world.fleet() as fleet:
+        await eventually(lambda: len(fleet.state("n1").runs) == 2)
+        assert fleet.state("n1").latest_run == uid
+
+
 async def test_a_damaged_history_is_moved_aside_and_said(world: World) -> None:
     """The console starts all the same, and its notice says where the damaged file went."""
     world.history_path.write_bytes(b"SQLite format 3\0" + b"\xff" * 8000)

@@ -106,7 +106,11 @@ changes = st.one_of(
         st.sampled_from(NATIVE_STAGES),
         TIMES,
     ),
-    st.builds(BaselineLoaded, st.just(HASH), st.sampled_from(list(Tier)), st.just(StageBaseline(1, 5, {}))),
+    st.builds(
+        BaselineLoaded,
+        st.tuples(st.just(HASH), st.sampled_from(list(Tier)), st.booleans()),
+        st.just(StageBaseline(1, 5, {})),
+    ),
     st.builds(LocalFinding, TIMES, st.builds(Finding, TEXT, st.just("info"), TEXT)),
     journals().map(lambda events: EventReceived(events[-1] if events else event(1, RunStarted()), 5)),
 )
@@ -206,7 +210,9 @@ def test_preflight_corrects_where_the_run_started_from_and_its_baseline() -> Non
     """What the page cache held is known only after preflight; the baseline follows."""
     cold, cached = StageBaseline(20, 8000, {"weights": 7000}), StageBaseline(20, 1000, {"weights": 300})
     state = greeted(
-        BaselineLoaded(HASH, Tier.COLD, cold), BaselineLoaded(HASH, Tier.CACHED, cached), event(1, accepted())
+        BaselineLoaded((HASH, Tier.COLD, False), cold),
+        BaselineLoaded((HASH, Tier.CACHED, False), cached),
+        event(1, accepted()),
     )
     assert a_run(state).baseline == cold
 
@@ -214,6 +220,21 @@ def test_preflight_corrects_where_the_run_started_from_and_its_baseline() -> Non
 
     assert a_run(state).tier_from is Tier.CACHED
     assert a_run(state).baseline == cached
+
+
+def test_an_armed_run_is_compared_with_armed_runs_alone() -> None:
+    """What it took says nothing beside a start that loaded weights, even if that was expected of it under way."""
+    full, armed = StageBaseline(2, 3560, {}), StageBaseline(3, 250, {})
+    over = replace(record(wall_ns=240), tier_to=Tier.ARMED)
+    begun = greeted(BaselineLoaded((HASH, Tier.COLD, False), full), event(1, accepted()))
+    assert a_run(begun).baseline == full
+
+    alone = after(event(2, RunFinished(over)), state=begun)
+    assert a_run(alone).baseline is None
+    told = after(BaselineLoaded((HASH, Tier.COLD, True), armed), event(2, RunFinished(over)), state=begun)
+    assert a_run(told).baseline == armed
+    standby = after(event(2, RunFinished(record(wall_ns=3500))), state=begun)
+    assert a_run(standby).baseline == full
 
 
 def test_a_stage_never_steps_back() -> None:
@@ -367,7 +388,7 @@ def test_the_time_left_is_the_rate_for_bytes_and_history_for_the_rest() -> None:
     )
     assert eta_ns(a_run(state), state, CONSOLE_NS) is None
 
-    state = after(BaselineLoaded(HASH, Tier.COLD, baseline), state=state)
+    state = after(BaselineLoaded((HASH, Tier.COLD, False), baseline), state=state)
 
     assert eta_ns(a_run(state), state, CONSOLE_NS) == 450 * MS
     over = after(event(4, RunFinished(record())), state=state)

@@ -11,7 +11,7 @@ import pytest
 
 from db.database import connect
 from db.errors import AmbiguousRunError, DamagedError
-from db.queries import History, runs_statement
+from db.queries import History, last_end_statement, runs_statement
 from db.records import Record, RunFilter, SampleRow, StageRow
 from db.store import Row, store_batch
 from tests.db.histories import event_row, run_row, whole_run
@@ -204,6 +204,60 @@ def test_a_start_from_another_tier_is_no_comparison(history_path: Path) -> None:
         assert previous is not None
         assert previous[0].run_uid == "run-1"
         assert reader.previous_run("run-4") is None
+
+
+def test_armed_starts_are_compared_with_each_other_alone(history_path: Path) -> None:
+    """One that loaded no weights is measured by such runs from the same tier, and no full start by it."""
+    kinds = (
+        ("cached", "standby"),
+        ("cached", "armed"),
+        ("resident", "armed"),
+        ("cached", "armed"),
+        ("cached", "standby"),
+    )
+    rows = [
+        finished(seq, f"run-{seq}", tier_from=tier_from, tier_to=tier_to)
+        for seq, (tier_from, tier_to) in enumerate(kinds, start=1)
+    ]
+    fill(history_path, list(rows))
+
+    with History(history_path) as reader:
+        previous = {seq: reader.previous_run(f"run-{seq}") for seq in range(1, 6)}
+        armed = reader.baseline("gpu-1", "abcdef0123456789", "cached", armed=True)
+        full = reader.baseline("gpu-1", "abcdef0123456789", "cached")
+        earlier = reader.baseline("gpu-1", "abcdef0123456789", "cached", before="run-4", armed=True)
+
+    assert {seq: found[0].run_uid for seq, found in previous.items() if found} == {4: "run-2", 5: "run-1"}
+    assert (armed and armed.recent_wall_ns, full and full.recent_wall_ns) == ((200, 400), (100, 500))
+    assert earlier is not None
+    assert earlier.recent_wall_ns == (200,)
+
+
+def test_the_last_end_of_a_node_is_that_of_its_newest_run_that_is_over(history_path: Path) -> None:
+    """Neither a later event of an older run, nor a run under way, nor another node's; none without a run."""
+    rows = [
+        *whole_run("run-new", started_ns=9 * 10**9, state="failed"),
+        *whole_run("run-old", first_seq=20, started_ns=5 * 10**9),
+        Record(event_row(40, "run-now", kind="run.accepted"), run_row("run-now", started_ns=10 * 10**9)),
+    ]
+    fill(history_path, rows)
+
+    with History(history_path) as reader:
+        end = reader.last_end("gpu-1")
+        assert end is not None
+        assert (end.run_uid, end.kind, end.node) == ("run-new", "run.finished", "gpu-1")
+        assert reader.last_end("gpu-2") is None
+
+
+def test_the_last_end_is_read_through_an_index(history: History, history_path: Path) -> None:
+    """From the newest run back, without sorting."""
+    with contextlib.closing(connect(history_path, read_only=True)) as connection:
+        statement, values = last_end_statement("gpu-1")
+        plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values))
+
+    assert "runs USING INDEX runs_by_node" in plan
+    assert "events USING INDEX events_by_run" in plan
+    assert "TEMP B-TREE" not in plan
 
 
 def test_names_and_counts_are_those_of_all_that_was_stored(history: History) -> None:

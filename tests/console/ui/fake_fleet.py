@@ -51,7 +51,10 @@ class FakeHistory:
             (
                 row
                 for row in self.rows
-                if row[0].node == this[0].node and row[0].started_ns < this[0].started_ns and row[0].state == "ready"
+                if row[0].node == this[0].node
+                and row[0].started_ns < this[0].started_ns
+                and row[0].state == "ready"
+                and (row[0].tier_to == "armed") is (this[0].tier_to == "armed")
             ),
             None,
         )
@@ -79,13 +82,23 @@ class FakeHistory:
         return len(self.rows)
 
     def baseline(
-        self, node: str, recipe_hash: str, tier_from: str, count: int = 20, before: str | None = None
+        self,
+        node: str,
+        recipe_hash: str,
+        tier_from: str,
+        count: int = 20,
+        before: str | None = None,
+        armed: bool = False,
     ) -> Baseline | None:
         limit = self.run(before)[0].started_ns if before else 2**63 - 1  # type: ignore[index]
         walls = sorted(
             run.wall_ns
             for run, _ in self.rows
-            if run.node == node and run.state == "ready" and run.wall_ns and run.started_ns < limit
+            if run.node == node
+            and run.state == "ready"
+            and run.wall_ns
+            and run.started_ns < limit
+            and (run.tier_to == "armed") is armed
         )
         return Baseline(len(walls), walls[len(walls) // 2], {}) if walls else None
 

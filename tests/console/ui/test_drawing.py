@@ -93,6 +93,20 @@ def test_a_node_whose_only_process_waits_for_weights_is_not_ready() -> None:
     assert node_status(replace(state, residents=(entry, replace(entry, tier=Tier.STANDBY)))) is Status.READY
 
 
+def test_a_run_whose_process_waits_for_weights_was_not_released() -> None:
+    """The panel says what it waits for while it is held, and that it was released once it is gone."""
+    state = scenes.ready("eu-01")
+    assert state.run is not None
+    view = replace(state.run, tier_to=Tier.ARMED, output=None, first_output_ns=None)
+    armed = replace(scenes.resident(view.run_uid), tier=Tier.ARMED)
+    state = replace(state, runs={view.run_uid: view}, residents=(armed,))
+
+    assert "last 1.08 s, armed: waits for weights" in text_of(state)
+    assert "released" not in text_of(state)
+    assert "last 1.08 s, since released" in text_of(replace(state, residents=()))
+    assert "released" not in text_of(replace(state, residents=None))
+
+
 def test_the_next_start_is_from_armed_only_where_weights_are_resident() -> None:
     """Whichever recipe left them; a standby is warmer, and without weights it is a cold start."""
     armed = Resident("run-1", "chat", "/models/chat", "cpu", Tier.ARMED, 2 * 10**9, 42, "ada@laptop", 0)
@@ -184,7 +198,7 @@ def test_the_next_start_is_told_where_history_knows_it() -> None:
     state = scenes.ready("eu-01")
     tier = state.residents[0].tier if state.residents else None
     assert tier is not None
-    baselines = {(scenes.HASH, tier): replace(scenes.BASELINE, wall_ns=37 * MS)}
+    baselines = {(scenes.HASH, tier, False): replace(scenes.BASELINE, wall_ns=37 * MS)}
 
     assert "next 37 ms" in text_of(replace(state, baselines=baselines))
 
@@ -194,8 +208,8 @@ def test_the_next_start_counts_from_files_that_any_recipe_can_use(tier: Tier) ->
     """Another recipe's run holds the model's pages; a start of this one begins there. Another model's say nothing."""
     held = replace(scenes.resident("run-2", recipe="llama-files"), tier=tier)
     baselines = {
-        (scenes.HASH, tier): replace(scenes.BASELINE, wall_ns=37 * MS),
-        (scenes.HASH, Tier.COLD): replace(scenes.BASELINE, wall_ns=7 * S),
+        (scenes.HASH, tier, False): replace(scenes.BASELINE, wall_ns=37 * MS),
+        (scenes.HASH, Tier.COLD, False): replace(scenes.BASELINE, wall_ns=7 * S),
     }
     state = replace(scenes.ready("eu-01"), residents=(held,), baselines=baselines)
 
@@ -208,7 +222,7 @@ def test_what_a_run_left_in_the_page_cache_is_shown_as_that() -> None:
     """Nobody holds it, so nothing is ready and nothing was released; the next start counts from there."""
     state = scenes.ready("eu-01")
     view = replace(state.run, tier_to=Tier.CACHED, output=None, first_output_ns=None)  # type: ignore[type-var]
-    baselines = {(scenes.HASH, Tier.CACHED): replace(scenes.BASELINE, wall_ns=900 * MS)}
+    baselines = {(scenes.HASH, Tier.CACHED, False): replace(scenes.BASELINE, wall_ns=900 * MS)}
     state = replace(state, residents=(), runs={view.run_uid: view}, baselines=baselines)
     text = text_of(state, 80)
 

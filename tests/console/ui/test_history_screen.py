@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from console.screens.history import PAGE, HistoryScreen
 from console.screens.run import RunScreen
+from console.widgets.history_row import read_page
 from db.errors import DamagedError
 from db.records import RunFilter, RunRow
 from tests.console.ui import scenes
 from tests.console.ui.driving import fake, fleet_screen, make_app, press, running, see, settle, shown, until
 from tests.console.ui.fake_fleet import FakeFleet, FakeHistory, run_row, stage_rows
+from tests.console.ui.scenes import MS
 
 
 def history_screen(app: object) -> HistoryScreen:
@@ -28,6 +30,20 @@ async def test_runs_are_newest_first_with_what_lies_outside_marked() -> None:
     assert "▲ +289 %" in text
     assert "compile: no kernel image for sm_90" in text
     assert "28 of 28 runs" in text
+
+
+def test_an_armed_start_lies_far_from_no_full_one() -> None:
+    """Its difference is to earlier armed starts; the first of them has none."""
+    history = FakeHistory(
+        (run_row(f"cc{index:010}", "gpu-eu-01", 100 - index, wall_ms, tier_to=tier_to), ())
+        for index, (wall_ms, tier_to) in enumerate(
+            [(3_560, "standby"), (250, "armed"), (240, "armed"), (3_000, "standby")]
+        )
+    )
+
+    walls = [entry.baseline.wall_ns // MS if entry.baseline else None for entry in read_page(history, RunFilter())]
+
+    assert walls == [3_560, 250, None, None]
 
 
 async def test_a_run_that_was_unfinished_when_last_heard_of_is_unknown() -> None:
