@@ -35,7 +35,7 @@ class World:
         self.hosts = {name: FakeHost(f"journal-{name}") for name in NODES}
         self.links: dict[str, FakeLink] = {}
         self.history_path = directory / "history.db"
-        nodes = tuple(Node(name, host="h", connect_timeout_s=0.2, python=("py",)) for name in NODES)
+        nodes = tuple(Node(name, host="h", connect_timeout_s=1.0, python=("py",)) for name in NODES)
         self.config = Config(nodes, RECIPES)
 
     def fleet(self, parallel: int = 8) -> Fleet:
