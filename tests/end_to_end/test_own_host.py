@@ -173,6 +173,7 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
         "glowplug warm llama gpu-1",
         "glowplug show RUN",
         "glowplug release gpu-1",
+        "glowplug park gpu-1",
         "glowplug cache list gpu-1",
     ]
     workstation.know(plain, "gpu-1")
@@ -198,11 +199,13 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
     run = workstation.glowplug("history", "--json").document["runs"][0]
     assert run["run_uid"][:8] in warm.out
     show = workstation.shell(commands[6].replace("RUN", run["run_uid"][:8]))
-    release = workstation.shell(commands[7])
+    park, release = workstation.shell(commands[8]), workstation.shell(commands[7])
     assert (show.code, release.code) == (0, 0), (show, release)
     assert all(stage in show.out for stage in (*NATIVE_STAGES, "unattributed"))
     assert "released" in release.out
-    cache = workstation.shell(commands[8])
+    assert park.code == 1
+    assert "has nothing on a GPU" in park.err
+    cache = workstation.shell(commands[9])
     assert cache.code == 0, cache
 
 
