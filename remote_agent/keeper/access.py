@@ -77,8 +77,10 @@ def admit_attacher(path: Path, link: socket.socket) -> frozenset[str]:
     return FOR_OTHERS if is_allowed else frozenset()
 
 
-def bind_for_others(directory: Path) -> socket.socket:
-    """Return a listening socket that any user who can enter ``directory`` can reach; who may speak is asked later.
+def bind_for_others(directory: Path) -> tuple[socket.socket, tuple[int, int] | None]:
+    """Return a listening socket that any user who can enter ``directory`` can reach, and which one it is there.
+
+    Who may speak is asked later.
 
     Raises: AccessError, also where somebody else could put a socket of theirs in its place.
     """
@@ -99,6 +101,7 @@ def bind_for_others(directory: Path) -> socket.socket:
             listener.bind(str(hidden))
             hidden.chmod(0o666)
             listener.listen(64)
+            bound = identity(hidden)  # before anybody could put another in its place
             hidden.rename(path)
         except BaseException:
             listener.close()
@@ -106,7 +109,7 @@ def bind_for_others(directory: Path) -> socket.socket:
             raise
     except (OSError, ValueError) as error:  # ValueError: a name that this process's locale can't express
         raise _cannot(path, error) from error
-    return listener
+    return listener, bound
 
 
 def socket_identity(directory: Path) -> tuple[int, int] | None:

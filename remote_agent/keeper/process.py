@@ -97,9 +97,9 @@ class AttachSocket:
             if directory != self._directory or not self._is_in_place():
                 self.close()
             if directory is not None and self._listener is None:
-                self._listener, self._directory = bind_for_others(directory), directory
+                self._listener, self._bound = bind_for_others(directory)
+                self._directory = directory
                 self._server.add(self._listener, partial(admit_attacher, self._file))
-                self._bound = socket_identity(directory)
             self._complaint = ""
         except AccessError as error:
             if self._complaint != str(error):

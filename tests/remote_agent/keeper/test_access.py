@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from remote_agent.agentd.daemon import identity
 from remote_agent.agentd.paths import ATTACH_FILE_NAME, StateDir
 from remote_agent.errors import KeeperError, KeeperRefusedError
 from remote_agent.keeper.access import SOCKET_NAME, Access, AccessError, bind_for_others, read_access
@@ -248,7 +249,9 @@ def test_the_socket_has_its_name_only_once_everybody_can_connect(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", look)
-    with bind_for_others(entrance):
+    listener, bound = bind_for_others(entrance)
+    with listener:
+        assert bound == identity(entrance / SOCKET_NAME)
         assert seen == [(False, 0o666)]
         assert [entry.name for entry in entrance.iterdir()] == [SOCKET_NAME]
 
