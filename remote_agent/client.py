@@ -74,6 +74,8 @@ class Client:
         except TimeoutError as error:
             said = silence(self._state, f"said nothing for {self._link.gettimeout():g} s")
             raise SilentAgentError(said) from error
+        except ConnectionResetError as error:  # it ended before it had read all that was sent
+            raise ConnectionLostError("the agent closed the connection") from error
         except (OSError, ProtocolError) as error:
             raise ConnectionLostError(f"the connection to the agent broke: {error}") from error
         self._kept.extend(message for message in messages if isinstance(message, Notification))

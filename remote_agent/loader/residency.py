@@ -233,10 +233,12 @@ def _probe(descriptor: int, ranges: Sequence[Range]) -> list[float]:
     """Ask for one page in the middle of each range; a few ranges decide whether there is more to ask for."""
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # or a page that is not there brings in its neighbours
     try:
-        few = ranges[:: max(1, len(ranges) // PROBES)]
-        if len(few) < len(ranges) and not any(_is_there(descriptor, one) for one in few):
+        step = max(1, len(ranges) // PROBES)
+        few = {number: _is_there(descriptor, ranges[number]) for number in range(0, len(ranges), step)}
+        if not any(few.values()):
             return [0.0] * len(ranges)
-        return [_is_there(descriptor, one) for one in ranges]
+        # Nothing is asked twice: a page that was not there is on its way in since.
+        return [few[number] if number in few else _is_there(descriptor, one) for number, one in enumerate(ranges)]
     finally:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_NORMAL)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from remote_agent.loader.filemap import FileMap
 from remote_agent.loader.residency import RangeResidency
 
 
@@ -18,8 +19,15 @@ def drop_from_cache(path: Path, offset: int = 0, length: int = 0) -> None:
         pytest.skip("nothing can be dropped from a filesystem that is the page cache")
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
-    os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
+    size = os.fstat(descriptor).st_size
+    try:
+        with FileMap(descriptor, size) as content:
+            for _ in range(100):  # the kernel passes over a page that somebody looks at just now
+                os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+                if length or not content.count_cached(0, size):
+                    break
+    finally:
+        os.close(descriptor)
 
 
 def tell_cached(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
