@@ -13,15 +13,15 @@ import os
 import random
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from bench.gpu_facts import describe_machine
+from bench.raw_disk import bring_in
 from remote_agent.loader.filemap import PAGE_BYTES, FileMap
-from remote_agent.loader.read_ahead import ReadAhead
 
 FEWEST = 5
 READ_BYTES = 8 << 20
@@ -101,22 +101,9 @@ def _read(descriptor: int, size_bytes: int) -> None:
 
 
 def _in_threads(work: Callable[[int], None], size_bytes: int, block_bytes: int, count: int) -> None:
-    offsets = iter(range(0, size_bytes, block_bytes))
-    lock = threading.Lock()
-
-    def run() -> None:
-        while True:
-            with lock:
-                offset = next(offsets, None)
-            if offset is None:
-                return
-            work(offset)
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(count) as pool:
+        for _ in pool.map(work, range(0, size_bytes, block_bytes)):
+            pass
 
 
 def _by_reading(descriptor: int, size_bytes: int) -> None:
@@ -136,11 +123,7 @@ def _by_advice(descriptor: int, size_bytes: int) -> None:
 
 
 def _by_read_ahead(descriptor: int, size_bytes: int) -> None:
-    ahead = ReadAhead([descriptor], [size_bytes])
-    try:
-        _in_threads(lambda offset: ahead.bring_in(0, offset, READ_BYTES), size_bytes, READ_BYTES, 8)
-    finally:
-        ahead.close()
+    bring_in([descriptor], [size_bytes], threads=8)
 
 
 WAYS: dict[str, Callable[[int, int], None]] = {

@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -35,7 +34,6 @@ def describe_machine() -> dict[str, object]:
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory": _field("/proc/meminfo", "MemTotal"),
         "python": platform.python_version(),
-        "executable": sys.executable,
         "torch_cuda": _torch_cuda(),
         "packages": {name: _version(name) for name in PACKAGES},
         "nvidia_smi": _run("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"),

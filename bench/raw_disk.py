@@ -70,12 +70,7 @@ def fill_page_cache(shards: Sequence[Path]) -> None:
     """Bring every byte of the shards into the page cache, in folios as large as a load leaves: see `bench.folios`."""
     descriptors = [os.open(shard, os.O_RDONLY) for shard in shards]
     sizes = [os.fstat(descriptor).st_size for descriptor in descriptors]
-    ahead = ReadAhead(descriptors, sizes)
-    blocks = [(number, place, READ_BYTES) for number, size in enumerate(sizes) for place in range(0, size, READ_BYTES)]
-    with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(lambda block: ahead.bring_in(*block), blocks):
-            pass
-    ahead.close()
+    bring_in(descriptors, sizes, THREADS)
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -93,3 +88,15 @@ def _read(work: queue.SimpleQueue[tuple[int, int]], is_direct: bool, errors: lis
                 os.preadv(descriptor, [buffer], offset)
             except OSError as error:
                 errors.append(error)
+
+
+def bring_in(descriptors: Sequence[int], sizes_bytes: Sequence[int], threads: int) -> None:
+    """Have the page cache hold every byte of open files, brought in by ``threads`` at once as a load does it."""
+    ahead = ReadAhead(descriptors, sizes_bytes)
+    blocks = [(n, place, READ_BYTES) for n, size in enumerate(sizes_bytes) for place in range(0, size, READ_BYTES)]
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(lambda block: ahead.bring_in(*block), blocks):
+                pass
+    finally:
+        ahead.close()

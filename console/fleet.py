@@ -9,20 +9,19 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import db.errors
 from console.clean import clean_record
 from console.config import Config
-from console.config_nodes import Node
 from console.errors import HistoryError, NodeUnreachable, UsageError
 from console.launches import Launches
+from console.links import LinkFactory, real_links
 from console.locations import locations
 from console.recorder import Recorder
-from console.session import Link, Session
+from console.session import Session
 from console.state import BaselineKey, NodeState, RunView, StageBaseline, elapsed_ns
-from console.transports.base import Prompts, Stream
 from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
 from db.queries import History
@@ -58,9 +57,6 @@ PARK_S = 600.0
 """How long a driver may take to move a whole GPU's memory to or from the host's."""
 
 log = logging.getLogger(__name__)
-
-LinkFactory = Callable[[Node, str, Callable[[str], int], Session], Link]
-"""``(node, subscriber, cursor, sink)``."""
 
 
 class Fleet:
@@ -393,18 +389,3 @@ class Fleet:
         if session.state.journal_uuid is not None:
             self._recorder.resume(session.state.journal_uuid)
         session.link.start()
-
-
-def real_links(gate: Gate, prompts: Prompts | None = None) -> LinkFactory:
-    """Return what makes links over SSH, or over a node's own transport."""
-    from console.link import NodeLink
-    from console.transports.command import open_command
-    from console.transports.ssh import open_ssh
-
-    async def open_stream(node: Node, token: str) -> Stream:
-        return await open_command(node, token) if node.transport else await open_ssh(node, token, gate, prompts)
-
-    def make(node: Node, subscriber: str, cursor: Callable[[str], int], sink: Session) -> Link:
-        return NodeLink(node, subscriber, cursor, sink, open_stream=open_stream)
-
-    return make

@@ -51,7 +51,8 @@ class Context:
 
     def fleet(self, config: Config, names: Sequence[str] | None = None, parallel: int | None = None) -> Fleet:
         """Return a fleet over real links, not started yet."""
-        from console.fleet import Fleet, real_links
+        from console.fleet import Fleet
+        from console.links import real_links
         from console.transports.gate import Gate
 
         return Fleet(

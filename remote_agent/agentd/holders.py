@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.workers import Worker
-from remote_agent.protocol.messages import Resident, ResidentChanged, Tier
+from remote_agent.protocol.messages import Recipe, Resident, ResidentChanged, Tier
+from remote_agent.recipe import armed_hash, model_hash, recipe_hash
 
 NO_STEPS: Mapping[str, int] = {}
 
@@ -24,6 +25,12 @@ class ReuseKey:
     environment: tuple[tuple[str, str], ...]
     python: tuple[str, ...]
     device: str
+
+
+def reuse_key(recipe: Recipe, python: tuple[str, ...], device: str, tier: Tier) -> ReuseKey:
+    """Return the key of a process that has what ``recipe`` makes up to ``tier``, which may serve more recipes too."""
+    digest = {Tier.ARMED: armed_hash, Tier.HOST: model_hash}.get(tier, recipe_hash)
+    return ReuseKey(digest(recipe), tuple(sorted(recipe.environment.items())), python, device)
 
 
 @dataclass(eq=False)

@@ -12,22 +12,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from remote_agent.agentd import hostfacts
 from remote_agent.agentd.capacity import CPU, needs_sampler, process_bytes, resolve_devices
 from remote_agent.agentd.checking import Preflight, figures, found_tier
+from remote_agent.agentd.conclusion import stuck, with_answers
 from remote_agent.agentd.crew import Crew
-from remote_agent.agentd.holders import ReuseKey
+from remote_agent.agentd.holders import reuse_key
 from remote_agent.agentd.lifecycle import RunEvent, next_run_state
 from remote_agent.agentd.reaper import Child
 from remote_agent.agentd.room import Room
-from remote_agent.agentd.sampling import FRESH_LOOK_S
+from remote_agent.agentd.sampling import FRESH_LOOK_S, probe_figures
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.stages import WORKER_STAGES, StageBoard
-from remote_agent.agentd.timeline import Figure, Figures, Timeline
+from remote_agent.agentd.timeline import Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
 from remote_agent.protocol.budget import parse_budget
-from remote_agent.protocol.internal import PreflightReport, ShardIdentity, WorkerReady
+from remote_agent.protocol.internal import PreflightReport, ShardIdentity
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
@@ -42,7 +42,7 @@ from remote_agent.protocol.messages import (
     StageRecord,
     Tier,
 )
-from remote_agent.recipe import armed_hash, model_hash, recipe_hash
+from remote_agent.recipe import recipe_hash
 from remote_agent.resident.names import resident_name
 from remote_agent.resident.stand_in import choose_chunk_bytes
 
@@ -50,13 +50,6 @@ log = logging.getLogger(__name__)
 
 SAMPLER_PATIENCE_S = 30.0
 PROBE_PATIENCE_S = 0.15
-
-_PROBE_REASONS = {
-    "absent": "no NVIDIA driver: CPU only",
-    "starting": "the sampler has not reported yet",
-    "hung": "the driver does not answer",
-    "failed": "the sampler fails",
-}
 
 
 class Run:
@@ -70,7 +63,9 @@ class Run:
         self._hash = recipe_hash(params.recipe)
         self._accepted_wall_ns = time.time_ns()
         timeline = Timeline(time.monotonic_ns())
-        self._board = StageBoard(timeline, self._recipe.deadlines, self._stage_changed, self._overdue)
+        self._board = StageBoard(
+            timeline, self._recipe.deadlines, self._stage_changed, lambda error: self._crew.fail(error)
+        )
         self._crew = Crew(services, self._board, params.run_uid)
         self._state = RunState.QUEUED
         self._devices = self._devices_known_now()
@@ -202,17 +197,7 @@ class Run:
     async def _probe_host(self) -> None:
         self._board.begin("probe")
         await self._services.sampler.wait_known(PROBE_PATIENCE_S)
-        sampler, (total, available) = self._services.sampler, hostfacts.memory_bytes()
-        extra: dict[str, Figure] = {
-            "sampler": sampler.status,
-            "memory_total_bytes": total,
-            "memory_available_bytes": available,
-        }
-        if sampler.report is not None:
-            extra["gpus"] = len(sampler.report.gpus)
-            extra["driver_version"] = sampler.report.driver_version
-        reason = _PROBE_REASONS.get(sampler.status)
-        self._board.end("probe", figures=Figures(reason=reason, extra=extra))
+        self._board.end("probe", figures=probe_figures(self._services.sampler))
 
     async def _check_files(self) -> None:
         """Have a process read the checkpoint's headers, and see that the model fits."""
@@ -302,9 +287,8 @@ class Run:
     def _order(self, device: str) -> Order:
         cache = self._recipe.compile.cache_directory or str(self._services.state.cache)
         stderr = self._services.store.stderr_path(self.params.run_uid)
-        state = str(self._services.state.root)
-        python, owner = self.params.python, self._owner
-        return Order(self.params.run_uid, self._recipe, device, python, cache, stderr, state, owner, self.arm)
+        state, python = str(self._services.state.root), self.params.python
+        return Order(self.params.run_uid, self._recipe, device, python, cache, stderr, state, self._owner, self.arm)
 
     @property
     def _owner(self) -> str:
@@ -316,19 +300,13 @@ class Run:
     def _is_resident(self, device: str) -> bool:
         return self._services.residents.kept.has(self._resident_name(device))
 
-    def _reuse_key(self, device: str, tier: Tier = Tier.STANDBY) -> ReuseKey:
-        """Return the key of a process that has what this recipe makes, or that serves more recipes than this one."""
-        digests = {Tier.ARMED: armed_hash, Tier.HOST: model_hash}
-        content = digests[tier](self._recipe) if tier in digests else self._hash
-        return ReuseKey(content, tuple(sorted(self._recipe.environment.items())), self.params.python, device)
-
     def _find_standbys(self) -> dict[str, Worker]:
         """Return an idle process for every device: one that has the model warm, is armed, or has its shards registered.
 
         To arm, shards that are registered are of no use.
         """
         for tier in (Tier.STANDBY, Tier.ARMED) if self.arm else (Tier.STANDBY, Tier.ARMED, Tier.HOST):
-            keys = {device: self._reuse_key(device, tier) for device in self._devices}
+            keys = {device: reuse_key(self._recipe, self.params.python, device, tier) for device in self._devices}
             found = {device: self._services.residents.find(key) for device, key in keys.items()}
             whole = {device: worker for device, worker in found.items() if worker is not None}
             if whole and len(whole) == len(found):
@@ -341,7 +319,7 @@ class Run:
         return Tier.COLD if tier in (None, Tier.ARMED) else tier
 
     def _hold(self) -> None:
-        residents = self._services.residents
+        residents, report = self._services.residents, self._services.sampler.report
         for device, (worker, ready) in self._crew.ready().items():
             resident = Resident(
                 self.params.run_uid,
@@ -349,7 +327,8 @@ class Run:
                 self._recipe.model.path,
                 device,
                 ready.tier,
-                self._held_bytes(worker, ready),
+                # Of an armed process NVML knows the context's part too.
+                max(ready.bytes, process_bytes(worker.child.pid, report)) if ready.tier is Tier.ARMED else ready.bytes,
                 worker.child.pid,
                 self._owner,
                 time.time_ns(),
@@ -357,15 +336,9 @@ class Run:
                 ready.resident,
             )
             if ready.is_held:
-                residents.hold(worker, self._reuse_key(device, ready.tier), resident)
+                residents.hold(worker, reuse_key(self._recipe, self.params.python, device, ready.tier), resident)
             else:
                 residents.hold_nothing(worker, resident)
-
-    def _held_bytes(self, worker: Worker, ready: WorkerReady) -> int:
-        """Return what a holder takes of its device; of an armed one NVML knows the context's part too."""
-        if ready.tier is not Tier.ARMED:
-            return ready.bytes
-        return max(ready.bytes, process_bytes(worker.child.pid, self._services.sampler.report))
 
     # --- what happens to it ---
 
@@ -377,9 +350,6 @@ class Run:
         if device in self._devices and self._state is RunState.RUNNING:
             self._crew.fail(StageError(Failure("gpu_error", reason, self._board.current)))
 
-    def _overdue(self, error: StageError) -> None:
-        self._crew.fail(error)
-
     def _explained(self, failure: Failure) -> Failure:
         stage = failure.stage or self._board.current
         log_tail = failure.log_tail[-20:] or self._crew.log_tail()
@@ -387,23 +357,23 @@ class Run:
 
     async def _conclude(self, event: RunEvent, failure: Failure | None) -> None:
         """End what is left of the run and say how it ended."""
-        stuck: list[tuple[Child, str]] = []
+        left: list[tuple[Child, str]] = []
         if event is RunEvent.SUCCEED:
             unreached = "not reported" if self._recipe.builds_model else f"not part of {self._recipe.target_tier}"
             self._board.close("over when the run was", "weights are brought later" if self.arm else unreached)
         else:
             self._board.close(failure.detail[:300] if failure else event.value)
-            stuck = await self._crew.dismiss(self._preflight.child if self._preflight else None)
-        if stuck:
-            event, failure = RunEvent.HANG, _stuck(failure, [reason for _, reason in stuck])
+            left = await self._crew.dismiss(self._preflight.child if self._preflight else None)
+        if left:
+            event, failure = RunEvent.HANG, stuck(failure, [reason for _, reason in left])
         self._services.residents.kept.expect_no_more(self.params.run_uid)
         self._services.gpu_locks.release(self.params.run_uid, has_loaded=True)
         self._state = next_run_state(self._state, event)
         self._final = final = self._settled(failure)
         self._services.events.emit(RunFinished(final), self.params.run_uid)
         self._services.store.add(final)
-        if stuck:  # the device is not free before the process has gone
-            stuck[0][0].exit.add_done_callback(lambda _: self._services.slots.release(self.params.run_uid))
+        if left:  # the device is not free before the process has gone
+            left[0][0].exit.add_done_callback(lambda _: self._services.slots.release(self.params.run_uid))
         else:
             self._services.slots.release(self.params.run_uid)
 
@@ -412,15 +382,7 @@ class Run:
         stages, unattributed_ns = self._board.timeline.settle(wall_ns)
         record = replace(self._record(stages), wall_ns=wall_ns, unattributed_ns=unattributed_ns, failure=failure)
         ready = [message for _, message in self._crew.ready().values()] if self._state is RunState.READY else []
-        if not ready:
-            return record
-        tier_to = min((message.tier for message in ready), key=list(Tier).index)
-        outputs_ns = [message.first_output_mono_ns for message in ready if message.first_output_mono_ns is not None]
-        record = replace(record, tier_to=tier_to)
-        if not outputs_ns:
-            return record
-        first_ns = max(outputs_ns) - self._board.timeline.accepted_mono_ns
-        return replace(record, output=ready[0].output[:4000], first_output_ns=first_ns)
+        return with_answers(record, ready, self._board.timeline.accepted_mono_ns) if ready else record
 
     def _record(self, stages: tuple[StageRecord, ...]) -> RunRecord:
         return RunRecord(
@@ -436,9 +398,3 @@ class Run:
             self._devices,
             stages=stages,
         )
-
-
-def _stuck(failure: Failure | None, reasons: list[str]) -> Failure:
-    told = [failure.detail] if failure else []
-    stage, log_tail = (failure.stage, failure.log_tail) if failure else (None, ())
-    return Failure("stuck", "; ".join([*told, *reasons]), stage, log_tail)

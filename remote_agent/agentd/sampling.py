@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from remote_agent.agentd import hostfacts
 from remote_agent.agentd.channel import Channel
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.reaper import Child, Reaper
+from remote_agent.agentd.timeline import Figure, Figures
 from remote_agent.protocol.internal import InternalMessage, SamplerReport
 from remote_agent.protocol.messages import Finding
 
@@ -23,6 +25,13 @@ FRESH_LOOK_S = 2.0
 """How long whoever counts on free memory waits for a look at the GPUs after a load; there are two looks a second."""
 
 Status = Literal["nvml", "absent", "hung", "starting", "failed"]
+
+_REASONS = {
+    "absent": "no NVIDIA driver: CPU only",
+    "starting": "the sampler has not reported yet",
+    "hung": "the driver does not answer",
+    "failed": "the sampler fails",
+}
 
 
 @dataclass(frozen=True)
@@ -173,3 +182,17 @@ class Sampler:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+
+def probe_figures(sampler: Sampler) -> Figures:
+    """Return what stage ``probe`` tells: the host's memory now, and the GPUs as the sampler sees them."""
+    total_bytes, available_bytes = hostfacts.memory_bytes()
+    extra: dict[str, Figure] = {
+        "sampler": sampler.status,
+        "memory_total_bytes": total_bytes,
+        "memory_available_bytes": available_bytes,
+    }
+    if sampler.report is not None:
+        extra["gpus"] = len(sampler.report.gpus)
+        extra["driver_version"] = sampler.report.driver_version
+    return Figures(reason=_REASONS.get(sampler.status), extra=extra)

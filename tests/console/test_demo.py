@@ -21,7 +21,8 @@ from console.demo import DemoSettings, EmbeddedFleet, _read_line, write_agent
 from console.demo_model import LlamaShape, write_checkpoint
 from console.demo_teardown import marked_processes
 from console.errors import NodeUnreachable, UsageError
-from console.fleet import Fleet, real_links
+from console.fleet import Fleet
+from console.links import real_links
 from console.transports.gate import Gate
 from remote_agent.protocol.messages import Actor, Probe
 

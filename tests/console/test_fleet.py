@@ -12,7 +12,8 @@ import pytest
 from console.config import Config
 from console.config_nodes import Node
 from console.errors import HistoryError, NodeUnreachable, RequestRefused, UsageError
-from console.fleet import Fleet, real_links
+from console.fleet import Fleet
+from console.links import real_links
 from console.places import Places
 from console.session import Session
 from console.state import RunView

@@ -12,7 +12,8 @@ import pytest
 
 from console.config import load
 from console.demo import RECIPE, EmbeddedFleet
-from console.fleet import Fleet, real_links
+from console.fleet import Fleet
+from console.links import real_links
 from console.transports.gate import Gate
 from db.queries import History
 from remote_agent.protocol.messages import Actor, RunState, Tier
