@@ -52,29 +52,45 @@ def load_onto_gpu(
         route = choose_route(checkpoint, shards, policy, device.runtime, device.ordinal, device.ring.limits)
     chosen = time.monotonic_ns()
     transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce, kept)
+    tensors: dict[str, torch.Tensor] = {}
     with on_failure(transfer.close):
-        arrived = _move(transfer, device, progress, meanwhile)
+        views_ns, arrived = _move(
+            transfer, lambda: tensors.update(tensors_in(base, checkpoint, plan)), progress, meanwhile
+        )
         going_on = time.monotonic_ns()
         shards.check_unchanged()
-        tensors = tensors_in(base, checkpoint, plan)
-        ended = arrived + time.monotonic_ns() - going_on
+        check_ns = time.monotonic_ns() - going_on
         ceiling = _ceiling(device, checkpoint)
-    settling = Settling(partial(_close_on, device, transfer), "load-unregister")
+    settling = None
+    if transfer.has_to_close:
+        settling = Settling(partial(_close_on, device, transfer), "load-unregister")
+    else:
+        transfer.close()
     moved = transfer.moved()
     steps = {"allocate": allocated - begun, "route": chosen - allocated, "move": arrived - chosen, **moved.steps}
-    steps["views"] = ended - arrived
+    steps.update(views=views_ns, check=check_ns)
     counters = {**moved.counters, **odd_counters(plan)}
+    ended = arrived + check_ns
     return Outcome(tensors, moved.path, moved.reasons, steps, begun, ended, ceiling, counters, base, plan, settling)
 
 
-def _move(transfer: Transfer, device: CudaDevice, progress: Progress, meanwhile: Callable[[], None] | None) -> int:
-    """Run ``transfer``, ``meanwhile`` beside it in the calling thread; return when the last byte had arrived."""
-    arrived: list[int] = []
+def _move(
+    transfer: Transfer, build: Callable[[], None], progress: Progress, meanwhile: Callable[[], None] | None
+) -> tuple[int, int]:
+    """Run ``transfer``, and ``build`` while its last copies are under way; ``meanwhile`` beside it, in this thread.
+
+    Return how many nanoseconds ``build`` took, and when the last byte had arrived.
+    """
+    times: list[int] = []
+
+    def build_timed() -> None:
+        begun = time.monotonic_ns()
+        build()
+        times.append(time.monotonic_ns() - begun)
 
     def run() -> None:
-        device.runtime("cudaSetDevice", device.ordinal)
-        transfer.run(progress)
-        arrived.append(time.monotonic_ns())
+        transfer.run(progress, build_timed)
+        times.append(time.monotonic_ns())
 
     if meanwhile is None:
         run()
@@ -82,7 +98,7 @@ def _move(transfer: Transfer, device: CudaDevice, progress: Progress, meanwhile:
         moving = Settling(run, "load-transfer")
         with finally_do(moving.finish):
             meanwhile()
-    return arrived[0]
+    return times[0], times[1]
 
 
 def _close_on(device: CudaDevice, transfer: Transfer) -> None:
@@ -108,5 +124,4 @@ def _ceiling(device: CudaDevice, checkpoint: Checkpoint) -> float | None:
         scratch = device.allocate(min(CEILING_COPY_BYTES, device.ring.size_bytes))
     except torch.OutOfMemoryError:
         return None
-    device.synchronise()
-    return device.ring.measure_ceiling(scratch.data_ptr(), len(scratch))
+    return device.ring.measure_ceiling(scratch.data_ptr(), len(scratch), device.current_stream())

@@ -47,6 +47,7 @@ class Code(enum.IntEnum):
     illegal_access = 700
     already_registered = 712
     not_registered = 713
+    not_ready = 600
     unspecified_failure = 719
     not_supported = 801
 
@@ -96,6 +97,8 @@ class FakeRuntime:
         self.most_registered = 0
         self.on_register: Callable[[int], None] = lambda address: None
         self.calls: Counter[str] = Counter()
+        self.callers: set[str] = set()
+        """Names of the threads that made a call."""
         self.failed_call: str | None = None
         self.pinned: dict[int, Any] = {}
         self.streams: dict[int, FakeStream] = {}
@@ -120,6 +123,7 @@ class FakeRuntime:
             with self._lock:
                 number = self.calls.total()
                 self.calls[name] += 1
+                self.callers.add(threading.current_thread().name)
                 if self.fail_at in (number, name):
                     self.failed_call = name
                     if name in ("cudaFreeHost", "cudaHostUnregister") or "Destroy" in name or "Synchronize" in name:
@@ -178,6 +182,16 @@ class FakeRuntime:
         record = self.events[event]
         if record.stream is not None:
             record.stream.run_to(record.position)
+        return (Code.success,)
+
+    def do_cudaEventQuery(self, event: int) -> tuple[Code]:
+        """The GPU makes one more copy meanwhile; "not yet" stays the thread's last error until that is read."""
+        record = self.events[event]
+        if record.stream is not None:
+            record.stream.run_to(min(record.position, record.stream.done + 1))
+            if record.stream.done < record.position:
+                self._local.last_error = Code.not_ready
+                return (Code.not_ready,)
         return (Code.success,)
 
     def do_cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Code]:
@@ -260,7 +274,9 @@ class FakeRuntime:
         return (Code.success,)
 
     def do_cudaGetLastError(self) -> tuple[Code]:
-        return (Code.success,)
+        error = getattr(self._local, "last_error", Code.success)
+        self._local.last_error = Code.success
+        return (error,)
 
     def do_cudaDeviceGetAttribute(self, attribute: int, ordinal: int) -> tuple[Code, int]:
         return (Code.success, int(self.registers)) if attribute == 113 else (Code.invalid_value, 0)
@@ -341,7 +357,7 @@ class FakeGpu(CudaDevice):
     """The real `CudaDevice` over the fake calls, with small buffers; torch's part is done on the CPU."""
 
     buffer_bytes = 4096
-    lanes = 3
+    readers = 3
     registration_bytes = 16384
     registered_bytes: int | None = None
 
@@ -359,7 +375,7 @@ class FakeGpu(CudaDevice):
         """There is no GPU for torch to wake."""
 
     def make_ring(self) -> PinnedRing:
-        cut = Cut(self.lanes, 2, self.buffer_bytes)
+        cut = Cut(self.readers, 2 * self.readers, self.buffer_bytes)
         limits = LoaderLimits(cut, cut, cut, self.registration_bytes, self.registered_bytes)
         return PinnedRing(self.runtime, self.ordinal, limits)
 
