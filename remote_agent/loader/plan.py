@@ -25,8 +25,7 @@ LARGE_TENSOR_BYTES = 64 << 10
 """From this size on a tensor gets a section's alignment: one more copy costs nothing beside it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Bytes ``start..end`` of a shard's data section, contiguous at ``target`` in the allocation."""
 
     start: int
@@ -34,8 +33,7 @@ class Run:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where one tensor lies in the allocation; tensors of no bytes have no place."""
 
     shard: int

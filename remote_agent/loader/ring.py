@@ -12,13 +12,13 @@ import ctypes
 import functools
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.errors import DeviceError
-from remote_agent.loader.cleanup import finally_do
+from remote_agent.loader.ceiling import CEILING_COPIES, CEILING_COPY_BYTES, Ceiling
+from remote_agent.loader.cleanup import finally_do, on_failure
 from remote_agent.loader.limits import Cut, LoaderLimits
 from remote_agent.loader.numa import bound_thread, processors_near
 
@@ -31,10 +31,6 @@ EVENT_DISABLE_TIMING = 2
 NOT_READY = 600
 """``cudaErrorNotReady``: what an event that is yet to come answers with."""
 
-CEILING_COPY_BYTES = 8 << 20
-"""Copies reach the link's speed from this size on."""
-
-CEILING_COPIES = 8
 BUS_ID_CHARACTERS = 32
 
 
@@ -64,6 +60,7 @@ class PinnedRing:
         self._events: list[Any] = []
         self._buffers: dict[Cut, list[Buffer]] = {}
         self._memory: int | None = None
+        self._scratch: int | None = None
         self.processors: frozenset[int] | None = None
         try:
             self._make()
@@ -88,6 +85,7 @@ class PinnedRing:
         self.processors = processors_near(bus_id.split(b"\0")[0].decode("ascii", "replace"))
         with bound_thread(self.processors):
             self._memory = int(self._runtime("cudaHostAlloc", self.size_bytes, HOST_ALLOC_DEFAULT))
+        self._scratch = int(self._runtime("cudaMalloc", min(CEILING_COPY_BYTES, self.size_bytes)))
         for _ in range(self.limits.streams + 1):
             self._streams.append(self._runtime("cudaStreamCreateWithFlags", STREAM_NON_BLOCKING))
         for _ in range(max(cut.buffers for cut in self.limits.cuts)):
@@ -113,26 +111,22 @@ class PinnedRing:
         """Have every copy from now on wait for what is queued on ``stream``."""
         event = self._runtime("cudaEventCreateWithFlags", EVENT_DISABLE_TIMING)
         with finally_do(functools.partial(self._runtime, "cudaEventDestroy", event)):
-            self._runtime("cudaEventRecord", event, stream)
+            self.record(event, stream)
             for own in self._streams:
                 self._runtime("cudaStreamWaitEvent", own, event, 0)
 
-    def measure_ceiling(self, target: int, size_bytes: int, stream: int) -> float:
-        """Return the bytes a second that pinned copies to device address ``target`` reach just now.
-
-        ``size_bytes`` at ``target``, memory of ``stream``, are overwritten. Takes some milliseconds.
-        """
-        length = min(size_bytes, CEILING_COPY_BYTES, self.size_bytes)
-        places = self.size_bytes // length
-        with self.use(self.limits.mixed) as buffers:
-            self.follow(stream)
-            self.copy(self.pages_stream, buffers[0].address, target, 1)
-            self.drain()  # what ``stream`` still does is no part of it
-            begun = time.perf_counter_ns()
+    def begin_ceiling(self) -> Ceiling:
+        """Queue pinned copies into memory of the ring's own, timed by the device."""
+        length = min(CEILING_COPY_BYTES, self.size_bytes)
+        source, target, stream = self._memory or 0, self._scratch or 0, self.pages_stream
+        ceiling = Ceiling(self._runtime, CEILING_COPIES * length)
+        with on_failure(ceiling.close), self._in_use:
+            self.copy(stream, source, target, length)  # a link that was idle is woken
+            ceiling.mark(stream)
             for number in range(CEILING_COPIES):
-                self.copy(self.pages_stream, buffers[0].address + number % places * length, target, length)
-            self.drain()
-            return CEILING_COPIES * length / max(time.perf_counter_ns() - begun, 1) * 1e9
+                self.copy(stream, source + number % (self.size_bytes // length) * length, target, length)
+            ceiling.mark(stream)
+        return ceiling
 
     def copy(self, stream: Any, source: int, target: int, length: int) -> None:
         """Queue a copy from host address ``source`` to device address ``target``."""
@@ -169,6 +163,7 @@ class PinnedRing:
         events, self._events = self._events, []
         cuts, self._buffers = self._buffers, {}
         memory, self._memory = self._memory, None
+        scratch, self._scratch = self._scratch, None
         for buffers in cuts.values():
             for buffer in buffers:
                 buffer.view.release()
@@ -176,6 +171,7 @@ class PinnedRing:
             lambda: self._call_all("cudaStreamSynchronize", streams),
             lambda: self._call_all("cudaEventDestroy", events),
             lambda: self._call_all("cudaStreamDestroy", streams),
+            lambda: self._call_all("cudaFree", [] if scratch is None else [scratch]),
             lambda: self._call_all("cudaFreeHost", [] if memory is None else [memory]),
         ):
             pass

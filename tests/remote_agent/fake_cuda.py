@@ -70,7 +70,8 @@ class FakeStream:
 
 
 class FakeEvent:
-    def __init__(self) -> None:
+    def __init__(self, disables_timing: bool) -> None:
+        self.disables_timing = disables_timing
         self.stream: FakeStream | None = None
         self.allocations = 0
         self.position = 0
@@ -104,13 +105,15 @@ class FakeRuntime:
         self.streams: dict[int, FakeStream] = {}
         self.events: dict[int, FakeEvent] = {}
         self.device_memory: list[tuple[int, int]] = []
+        self.allocated: dict[int, Any] = {}
         self.copied_bytes = 0
         self.errors: list[str] = []
 
     def leaks(self) -> list[str]:
         """Return what was made and not given back."""
         left = {
-            "pinned": self.pinned, "streams": self.streams, "events": self.events, "registered": self.registered
+            "pinned": self.pinned, "streams": self.streams, "events": self.events, "registered": self.registered,
+            "allocated": self.allocated,
         }  # fmt: skip
         return [f"{len(what)} {name}" for name, what in left.items() if what]
 
@@ -126,9 +129,13 @@ class FakeRuntime:
                 self.callers.add(threading.current_thread().name)
                 if self.fail_at in (number, name):
                     self.failed_call = name
-                    if name in ("cudaFreeHost", "cudaHostUnregister") or "Destroy" in name or "Synchronize" in name:
+                    if (
+                        name in ("cudaFreeHost", "cudaFree", "cudaHostUnregister")
+                        or "Destroy" in name
+                        or "Synchronize" in name
+                    ):
                         implementation(self, *arguments)  # the driver does it and reports an older error
-                    gives = any(word in name for word in ("Create", "Alloc", "Get"))
+                    gives = any(word in name for word in ("Create", "lloc", "Get", "Elapsed"))
                     return (self.fail_with, None) if gives else (self.fail_with,)
                 return implementation(self, *arguments)
 
@@ -155,6 +162,15 @@ class FakeRuntime:
     def do_cudaFreeHost(self, address: int) -> tuple[Code]:
         return (Code.success,) if self.pinned.pop(address, None) else self._complain("freed twice")
 
+    def do_cudaMalloc(self, size: int) -> tuple[Code, int]:
+        memory = (ctypes.c_ubyte * size)()
+        address = ctypes.addressof(memory)
+        self.allocated[address] = memory
+        return Code.success, address
+
+    def do_cudaFree(self, address: int) -> tuple[Code]:
+        return (Code.success,) if self.allocated.pop(address, None) else self._complain("device memory freed twice")
+
     def do_cudaStreamCreateWithFlags(self, flags: int) -> tuple[Code, int]:
         handle = self._handle()
         self.streams[handle] = FakeStream()
@@ -165,7 +181,7 @@ class FakeRuntime:
 
     def do_cudaEventCreateWithFlags(self, flags: int) -> tuple[Code, int]:
         handle = self._handle()
-        self.events[handle] = FakeEvent()
+        self.events[handle] = FakeEvent(flags == 2)
         return Code.success, handle
 
     def do_cudaEventDestroy(self, handle: int) -> tuple[Code]:
@@ -194,6 +210,15 @@ class FakeRuntime:
                 return (Code.not_ready,)
         return (Code.success,)
 
+    def do_cudaEventElapsedTime(self, begun: int, ended: int) -> tuple[Code, float]:
+        """Copies take a tenth of a millisecond each here."""
+        first, last = self.events[begun], self.events[ended]
+        if first.disables_timing or last.disables_timing:
+            return (*self._complain("an event that tells no time"), 0.0)
+        if last.stream is None or last.stream.done < last.position:
+            return Code.not_ready, 0.0
+        return Code.success, (last.position - first.position) * 0.1
+
     def do_cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Code]:
         record = self.streams[stream]
         record.ordered_behind = max(record.ordered_behind, self.events[event].allocations)
@@ -220,6 +245,9 @@ class FakeRuntime:
         read = self._source(source, length)
         if read is None:
             return self._complain("the source is neither pinned nor within one registration")
+        if any(a <= target and target + length <= a + len(memory) for a, memory in self.allocated.items()):
+            self.streams[stream].queue.append(lambda: read(target))
+            return (Code.success,)
         inside = [a <= target and target + length <= a + size for a, size in self.device_memory]
         if True not in inside:
             return self._complain("the target is no device memory")

@@ -9,10 +9,11 @@ import pytest
 
 from remote_agent.errors import DeviceError
 from remote_agent.loader import onto_gpu
+from remote_agent.loader.ceiling import CEILING_COPIES
 from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.limits import Cut, LoaderLimits
 from remote_agent.loader.load import load
-from remote_agent.loader.ring import CEILING_COPIES, PinnedRing
+from remote_agent.loader.ring import PinnedRing
 from remote_agent.loader.switching import quickly
 from remote_agent.loader.verify import verify
 from remote_agent.protocol.messages import WeightsPolicy
