@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ from remote_agent.loader.outcome import Memory, Outcome, odd_counters, tensors_i
 from remote_agent.loader.plan import Plan, plan_placement
 from remote_agent.loader.progress import Announce, Progress
 from remote_agent.loader.registrations import Registrations
-from remote_agent.loader.route import choose_route, route_registered
+from remote_agent.loader.route import RESIDENCY_READERS, choose_route, look_at_page_cache, route_registered
 from remote_agent.loader.shards import OpenShards
+from remote_agent.loader.switching import quickly
 from remote_agent.loader.transfer import Transfer
 from remote_agent.protocol.messages import WeightsPolicy
 
@@ -41,16 +43,19 @@ def load_onto_gpu(
     Raises: LoadError naming the file, DeviceError, or what ``progress`` or ``meanwhile`` raised.
     """
     begun = time.monotonic_ns()
+    limits = device.ring.limits
     ceiling = device.ring.begin_ceiling()  # the link has nothing else to do before there is memory to copy to
-    with on_failure(ceiling.close):
-        plan = plan_placement(checkpoint)
-        base = _allocate(device, plan, memory or device.allocate)
-        allocated = time.monotonic_ns()
+    with on_failure(ceiling.close), quickly(limits.switch_interval_s):
         kept = registered if policy.path in ("auto", "mapped") else None
-        if kept is not None:
-            route = route_registered(checkpoint, device.ring.limits)
-        else:
-            route = choose_route(checkpoint, shards, policy, device.runtime, device.ordinal, device.ring.limits)
+        with ThreadPoolExecutor(RESIDENCY_READERS, thread_name_prefix="residency") as pool:
+            found = None if kept is not None else look_at_page_cache(checkpoint, shards, pool)
+            plan = plan_placement(checkpoint)
+            base = _allocate(device, plan, memory or device.allocate)
+            allocated = time.monotonic_ns()
+            if found is None:
+                route = route_registered(checkpoint, limits)
+            else:
+                route = choose_route(checkpoint, tuple(found), policy, device.runtime, device.ordinal, limits)
         chosen = time.monotonic_ns()
         transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce, kept)
         tensors: dict[str, torch.Tensor] = {}
