@@ -21,7 +21,8 @@ INT_MAX = 2**63 - 1
 METADATA = "__metadata__"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPACE = re.compile(r"[ \t\r\n]*")
+SPACES = " \t\r\n"
+_SPACE = re.compile(rf"[{SPACES}]*")
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _WS = r"[ \t\r\n]*"
 _USUAL_ENTRY = re.compile(
@@ -105,7 +106,7 @@ class _Reader:
         while True:
             name = self._string(f"a name in {what}")
             self._expect(":", what, after=name)
-            self._skip()
+            self._peek()
             yield name
             if self._peek() == "}":
                 self._at += 1
@@ -178,13 +179,14 @@ class _Reader:
         self._at += 1
 
     def _peek(self) -> str:
-        self._skip()
-        return self._text[self._at : self._at + 1]
-
-    def _skip(self) -> None:
-        match = _SPACE.match(self._text, self._at)
-        assert match is not None  # the pattern matches nothing as well
-        self._at = match.end()
+        """Move to the next character that is no space, and return it."""
+        found = self._text[self._at : self._at + 1]
+        if found in SPACES:  # seldom: nobody writes headers for people
+            match = _SPACE.match(self._text, self._at)
+            assert match is not None  # the pattern matches nothing as well
+            self._at = match.end()
+            found = self._text[self._at : self._at + 1]
+        return found
 
     def _kind(self) -> str:
         character = self._peek()

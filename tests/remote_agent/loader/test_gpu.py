@@ -16,7 +16,7 @@ from remote_agent.devices.cuda import CudaDevice
 from remote_agent.errors import DeviceError, LoadError
 from remote_agent.loader.checkpoint import Checkpoint, inspect
 from remote_agent.loader.dtypes import DTYPES
-from remote_agent.loader.limits import LoaderLimits
+from remote_agent.loader.limits import Cut, LoaderLimits
 from remote_agent.loader.load import Loaded, load
 from remote_agent.loader.registrations import RegistrationRefused, Registrations, register_all
 from remote_agent.loader.residency import measure_residency
@@ -143,6 +143,53 @@ def test_no_more_is_registered_at_once_than_allowed(large: Checkpoint) -> None:
     assert verify(large, loaded.tensors).is_equal
     assert maps_of(large) == []
     device.close()
+
+
+@pytest.mark.parametrize(
+    ("cut", "registration_bytes", "streams"),
+    [(Cut(5, 2, 2 << 20), 16 << 20, 1), (Cut(2, 24, 1 << 20), 4 << 20, 3), (Cut(4, 8, 16 << 20), 64 << 20, 2)],
+)
+def test_any_pool_and_any_registration_give_the_same_bytes(
+    large: Checkpoint, cut: Cut, registration_bytes: int, streams: int
+) -> None:
+    """Fewer buffers than readers, small pieces and large ones, one stream and several: by every way the same bytes."""
+
+    class Swept(CudaDevice):
+        def make_ring(self) -> PinnedRing:
+            limits = LoaderLimits(cut, cut, cut, registration_bytes, streams=streams)
+            return PinnedRing(self.runtime, self.ordinal, limits)
+
+    device = Swept("cuda:0")
+    device.initialise()
+    device.open_context()
+    try:
+        for path in ("auto", "staged", "direct"):
+            loaded = load(large, device, WeightsPolicy(path=path), progress=lambda *_: None)  # type: ignore[arg-type]
+            assert verify(large, loaded.tensors).is_equal
+    finally:
+        device.close()
+
+
+def test_asking_an_event_that_is_yet_to_come_leaves_no_error(gpu: CudaDevice) -> None:
+    """The driver notes "not ready" for the thread, and the end of a load clears that before torch asks."""
+    ring = gpu.ring
+    with ring.use(ring.limits.staged) as buffers:
+        target = torch.empty(buffers[0].view.nbytes * len(buffers), dtype=torch.uint8, device=gpu.torch_device)
+        ring.follow(gpu.current_stream())
+        for number, buffer in enumerate(buffers):
+            place = target.data_ptr() + number * buffer.view.nbytes
+            ring.copy(ring.pages_stream, buffer.address, place, buffer.view.nbytes)
+        ring.record(buffers[0].event, ring.pages_stream)
+        assert not ring.is_over(buffers[0].event)
+        ring.wait(buffers[0].event)
+        assert ring.is_over(buffers[0].event)
+
+    assert int(gpu.runtime.attempt("cudaGetLastError")[0]) == 0
+
+
+def test_the_ceiling_is_measured_and_gives_its_events_back(gpu: CudaDevice) -> None:
+    """More than a gigabyte a second on any link, measured as often as is asked."""
+    assert all(gpu.ring.begin_ceiling().finish() > 1e9 for _ in range(20))
 
 
 @pytest.mark.parametrize("path", PATHS)
