@@ -42,9 +42,9 @@ WARM: tuple[Request, ...] = (
     {"path": "auto", "memory": "shared"},
     *({"path": "mapped", "limits": {"registration_bytes": size * MIB}} for size in (8, 16, 32, 64)),
     *(staged(pool(readers, 4)) for readers in (5, 6, 8, 10, 12)),
-    *(staged(pool(10, buffer)) for buffer in (2, 8)),
-    staged(pool(10, 2, 32 * MIB)),
-    staged(pool(10, 4), switch_interval_s=None),
+    *(staged(pool(12, buffer)) for buffer in (2, 8)),
+    staged(pool(12, 2, 48 * MIB)),
+    staged(pool(12, 4), switch_interval_s=None),
 )
 
 COLD: tuple[Request, ...] = tuple(

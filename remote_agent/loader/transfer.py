@@ -79,7 +79,7 @@ class Transfer:
 
     @property
     def has_to_close(self) -> bool:
-        """Return whether `close` takes more than a moment."""
+        """Return whether `close` has registrations to give back, which takes a while."""
         return self._registrar.has_own
 
     def run(self, progress: Progress, meanwhile: Callable[[], None]) -> None:

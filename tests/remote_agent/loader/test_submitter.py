@@ -18,6 +18,7 @@ from remote_agent.loader.switching import quickly
 from remote_agent.loader.verify import verify
 from remote_agent.protocol.messages import WeightsPolicy
 from tests.remote_agent.fake_cuda import Code, FakeGpu, FakeRuntime
+from tests.remote_agent.loader.files_by_hand import failure_of
 from tests.remote_agent.loader.gpu_loads import PATHS, load_by, traces_of
 
 pytestmark = pytest.mark.usefixtures("small_ranges")
@@ -93,6 +94,25 @@ class SharedPool(FakeGpu):
 
     def make_ring(self) -> PinnedRing:
         return PinnedRing(self.runtime, self.ordinal, self._limits)
+
+
+def test_a_reader_that_can_t_be_started_fails_the_load(
+    checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that run already end first, and nothing of the load is left."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "load-reader-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    error = failure_of(lambda: load_by(gpu, checkpoint, "staged"))
+
+    assert str(error) == "thread 2 of 3 could not be started: can't start new thread"
+    assert traces_of(checkpoint) == []
 
 
 @pytest.mark.parametrize(("readers", "buffers", "streams"), [(3, 1, 1), (5, 2, 3), (2, 40, 2)])
