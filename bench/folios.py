@@ -153,7 +153,7 @@ def _pages_a_folio(address: int, size_bytes: int) -> float | None:
 def _registering() -> Callable[[int, int], None]:
     """Return what registers mapped memory piece by piece, and gives it back. Raises: DeviceError"""
     from remote_agent.devices.cuda import CudaDevice
-    from remote_agent.loader.registrar import READ_ONLY
+    from remote_agent.loader.registrations import READ_ONLY
 
     device = CudaDevice("cuda:0")
     device.initialise()

@@ -50,7 +50,7 @@ def measure_registration(shard: Path) -> dict[str, object]:
     from remote_agent.devices.calls import Calls
     from remote_agent.devices.cuda import RUNTIME
     from remote_agent.loader.filemap import FileMap
-    from remote_agent.loader.registrar import READ_ONLY
+    from remote_agent.loader.registrations import READ_ONLY
 
     runtime = Calls(RUNTIME)
     registering, giving_back = [], []

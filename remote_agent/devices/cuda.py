@@ -114,6 +114,8 @@ class CudaDevice:
             torch.cuda.set_device(self.ordinal)
             torch.empty(1, device=self.torch_device)
             torch.cuda.current_blas_handle()
+            # Its first call takes 75 ms for what flash attention does as well at a first request's length.
+            getattr(torch.backends.cuda, "enable_cudnn_sdp", lambda enabled: None)(False)
         except (RuntimeError, AssertionError) as error:
             text = f"torch can't use {self.name}: {' '.join(str(error).split())[:300]}"
             raise DeviceError(text, "torch.cuda.init", "torch") from error

@@ -79,6 +79,8 @@ OPTIONAL = (
     "remote_agent.pipeline.first_request",
     "remote_agent.pipeline.hold",
     "remote_agent.pipeline.init",
+    "remote_agent.pipeline.making",
+    "remote_agent.pipeline.parking",
     "remote_agent.pipeline.runner",
     "remote_agent.pipeline.weights",
     "remote_agent.resident.host_memory",

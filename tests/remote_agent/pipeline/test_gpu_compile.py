@@ -28,6 +28,7 @@ def assign_on_gpu(folder: Path) -> Warm:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what its compiler imports
 def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Inductor and Triton; two functions, another length served without a trace, the tokens of eager."""
     for name, folder in caches.NOWHERE.items():
