@@ -4,7 +4,8 @@ Loaders live in processes of their own and take turns. Each is compared with saf
 its first load, which is not counted. ``warm`` has the files in the page cache, ``cold`` drops them before each
 load; a cold round reads the disk raw as well, so that each load stands beside what the disk gave just then.
 ``--parts peers cold-peers`` measures the other loaders that this Python has, in the same rounds as this one, and
-``--parts sweep`` threads, buffers and registrations. Cold, ``page_cache=bypass`` is the path ``direct``.
+``--parts sweep`` readers, buffers, registrations and memory, with a line and its steps for each (`bench.gpu_sweep`).
+Cold, ``page_cache=bypass`` is the path ``direct``.
 ``--parts host`` has a process keep the shards registered, as tier ``host`` does, and loads from there in turns with
 the pinned ceiling: the whole load, with memory, views and checks of the files, and its copies alone.
 """
@@ -16,11 +17,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench import gpu_sweep
 from bench.gpu_facts import describe_machine
 from bench.gpu_table import make_table
 from bench.raw_disk import drop_page_cache, fill_page_cache, refill_page_cache, time_raw_read
@@ -39,10 +41,11 @@ PEERS_OF = {"peers": WARM_PEERS, "cold-peers": COLD_PEERS}
 PEERS = tuple(dict.fromkeys(WARM_PEERS + COLD_PEERS))
 PARTS = ("warm", "cold", "host", "peers", "cold-peers", "sweep", "cold-sweep")
 DEFAULT_PARTS = ("warm", "cold")
-HOST, HOST_ROUNDS = "glowplug-host", 9
-MIB = 1 << 20
+HOST, HOST_SHARED, HOST_ROUNDS = "glowplug-host", "glowplug-host-shared", 9
 
-WARM = ({"path": "auto"}, {"path": "mapped"}, {"path": "staged"})
+WARM = ({"path": "auto"}, {"path": "mapped"}, {"path": "staged"}, {"path": "auto", "memory": "shared"})
+"""``memory``: ``shared`` is what a standby or a resident is loaded into; else torch's."""
+
 COLD = ({"page_cache": "keep"}, {"page_cache": "bypass"})
 
 Request = dict[str, Any]
@@ -173,7 +176,7 @@ def main(argv: list[str]) -> int:
     print("\n" + table)
     if arguments.out is not None:
         (arguments.out / "table.md").write_text(table, encoding="utf-8")
-    ours = [record for record in bench.records if record.get("loader") in ("glowplug", HOST)]
+    ours = [record for record in bench.records if record.get("loader") in ("glowplug", HOST, HOST_SHARED)]
     return int(any("error" in record or record.get("differing") for record in ours))
 
 
@@ -251,14 +254,15 @@ def run_host(bench: Bench) -> None:
         if "error" in answer:
             bench.keep(part="host", round=0, loader=HOST, label=HOST, error=answer["error"])
             return
-        bench.children[HOST] = child
+        bench.children.update({HOST: child, HOST_SHARED: child})
         for number in rounds_of(bench, HOST_ROUNDS):
             bench.ceiling("host")
-            bench.load("host", number, HOST, {}, is_cold=False)
-            steps = bench.records[-1].get("steps_ns", {})
-            if "move" in steps:
-                bench.keep(part="host", round=number, label=f"{HOST}: copies alone", seconds=steps["move"] / 1e9)
-        del bench.children[HOST]
+            for name, request in turned([(HOST, {}), (HOST_SHARED, {"memory": "shared"})], number):
+                bench.load("host", number, name, request, is_cold=False)
+                steps = bench.records[-1].get("steps_ns", {})
+                if "move" in steps:
+                    bench.keep(part="host", round=number, label=f"{name}: copies alone", seconds=steps["move"] / 1e9)
+        del bench.children[HOST], bench.children[HOST_SHARED]
 
 
 def run_peers(bench: Bench) -> None:
@@ -277,45 +281,22 @@ def run_cold_peers(bench: Bench) -> None:
 
 
 def run_sweep(bench: Bench) -> None:
-    """Threads, buffers and registrations, from a warm page cache."""
-    requests: list[Request] = [
-        {"path": "auto", "limits": {"mixed": [threads, 2, size * MIB], "registration_bytes": registration * MIB}}
-        for threads in (3, 4, 5)
-        for size in (4, 8, 16)
-        for registration in (32, 64, 128)
-    ]
-    requests += [
-        {"path": "auto", "limits": {"mixed": [5, 2, 8 * MIB], "registered_bytes": size * MIB}} for size in (128, 512)
-    ]
-    requests += [
-        {"path": "mapped", "limits": {"registration_bytes": registration * MIB}}
-        for registration in (16, 32, 64, 128, 256)
-    ]
-    requests += [
-        {"path": "staged", "limits": {"staged": [threads, depth, size * MIB]}}
-        for threads in (6, 8, 12, 16)
-        for depth, size in ((2, 1), (2, 2), (2, 4), (2, 8), (3, 4))
-    ]
-    sweep(bench, "sweep", requests, is_cold=False)
+    sweep(bench, "sweep", gpu_sweep.WARM, is_cold=False)
 
 
 def run_cold_sweep(bench: Bench) -> None:
-    requests: list[Request] = [
-        {"page_cache": page_cache, "limits": {"cold": [threads, 2, size * MIB]}}
-        for page_cache in ("bypass", "keep")
-        for threads in (8, 16, 32)
-        for size in (1, 3, 8)
-    ]
-    sweep(bench, "cold-sweep", requests, is_cold=True)
+    sweep(bench, "cold-sweep", gpu_sweep.COLD, is_cold=True)
 
 
-def sweep(bench: Bench, part: str, requests: list[Request], is_cold: bool) -> None:
+def sweep(bench: Bench, part: str, requests: Sequence[Request], is_cold: bool) -> None:
     if bench.arguments.device == "cpu":
         print(f"{part}: a CPU has nothing to sweep", flush=True)
         return
+    bench.ceiling(part)
     for number in rounds_of(bench):
-        for request in requests:
+        for request in turned(list(requests), number):
             bench.load(part, number, "glowplug", request, is_cold)
+    print(gpu_sweep.summarise(bench.records, part, bench.size_bytes), flush=True)
 
 
 RUN = {

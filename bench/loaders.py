@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from bench.peers import PEERS, Load, Tensors
+from remote_agent.devices import Device
 from remote_agent.devices.cuda import CudaDevice
 from remote_agent.loader.limits import Cut, LoaderLimits
-from remote_agent.loader.outcome import Loaded
+from remote_agent.loader.outcome import Loaded, Memory
 from remote_agent.loader.ring import PinnedRing
 
 PINNED_BYTES = 1 << 30
@@ -135,7 +136,10 @@ def describe(error: Exception) -> str:
 
 
 def use_glowplug(folder: Path, shards: list[Path], device: str) -> Load:
-    """``path``, ``page_cache`` and ``limits`` of a request choose the way; headers are read in the measured time."""
+    """``path``, ``page_cache``, ``memory`` and ``limits`` of a request choose the way.
+
+    Headers are read in the measured time.
+    """
     from remote_agent.devices import open_device
     from remote_agent.loader.checkpoint import inspect
     from remote_agent.loader.load import load
@@ -149,7 +153,8 @@ def use_glowplug(folder: Path, shards: list[Path], device: str) -> Load:
         policy = WeightsPolicy(path=request.get("path", "auto"), page_cache=request.get("page_cache", "keep"))
         threads: list[int] = []
         progress = partial(note_threads, threads) if request.get("check") else (lambda done, total: None)
-        loaded = load(inspect(folder), opened, policy, progress=progress, settles_later=True)
+        memory = memory_of(request, opened)
+        loaded = load(inspect(folder), opened, policy, progress=progress, memory=memory, settles_later=True)
         stack.callback(loaded.settle)
         return loaded.tensors, {**figures_of(loaded), **({"threads": max(threads)} if threads else {})}
 
@@ -162,8 +167,18 @@ def use_glowplug(folder: Path, shards: list[Path], device: str) -> Load:
 
 
 def note_threads(found: list[int], done: int, total: int) -> None:
-    """Count the loader's threads while it loads; asked of checked loads alone, whose time does not count."""
-    found.append(sum(thread.name.startswith("load-") for thread in threading.enumerate()))
+    """Count the loader's threads while it loads, the calling one that makes every CUDA call among them.
+
+    Asked of checked loads alone, whose time does not count.
+    """
+    found.append(1 + sum(thread.name.startswith("load-") for thread in threading.enumerate()))
+
+
+def memory_of(request: dict[str, Any], opened: Device) -> Memory | None:
+    """Return what gives the memory that a request names: ``shared`` can outlive a process; None is torch's own."""
+    if request.get("memory") != "shared":
+        return None
+    return lambda size_bytes: opened.share(size_bytes).tensor
 
 
 def use_host(folder: Path, shards: list[Path], device: str) -> Load:
@@ -185,7 +200,10 @@ def use_host(folder: Path, shards: list[Path], device: str) -> Load:
         kept = register_all(headers, files, opened.runtime, step_bytes, lambda done, total: None, lambda path: None)
 
     def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
-        loaded = load(inspect(folder), opened, WeightsPolicy(), progress=lambda done, total: None, registered=kept)
+        loaded = load(
+            inspect(folder), opened, WeightsPolicy(), progress=lambda done, total: None,
+            memory=memory_of(request, opened), registered=kept,
+        )  # fmt: skip
         return loaded.tensors, figures_of(loaded)
 
     return call
@@ -199,7 +217,7 @@ def figures_of(loaded: Loaded) -> dict[str, Any]:
 
 
 def read_limits(given: dict[str, Any] | None) -> LoaderLimits | None:
-    """Return limits from JSON: a cut is ``[threads, depth, buffer_bytes]``; None leaves the loader's own."""
+    """Return limits from JSON: a cut is ``[readers, buffers, buffer_bytes]``; None leaves the loader's own."""
     if given is None:
         return None
     return LoaderLimits(**{name: Cut(*value) if isinstance(value, list) else value for name, value in given.items()})

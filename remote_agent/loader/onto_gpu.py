@@ -16,7 +16,6 @@ from remote_agent.loader.outcome import Memory, Outcome, odd_counters, tensors_i
 from remote_agent.loader.plan import Plan, plan_placement
 from remote_agent.loader.progress import Announce, Progress
 from remote_agent.loader.registrations import Registrations
-from remote_agent.loader.ring import CEILING_COPY_BYTES
 from remote_agent.loader.route import choose_route, route_registered
 from remote_agent.loader.shards import OpenShards
 from remote_agent.loader.transfer import Transfer
@@ -42,39 +41,61 @@ def load_onto_gpu(
     Raises: LoadError naming the file, DeviceError, or what ``progress`` or ``meanwhile`` raised.
     """
     begun = time.monotonic_ns()
-    plan = plan_placement(checkpoint)
-    base = _allocate(device, plan, memory or device.allocate)
-    allocated = time.monotonic_ns()
-    kept = registered if policy.path in ("auto", "mapped") else None
-    if kept is not None:
-        route = route_registered(checkpoint, device.ring.limits)
+    ceiling = device.ring.begin_ceiling()  # the link has nothing else to do before there is memory to copy to
+    with on_failure(ceiling.close):
+        plan = plan_placement(checkpoint)
+        base = _allocate(device, plan, memory or device.allocate)
+        allocated = time.monotonic_ns()
+        kept = registered if policy.path in ("auto", "mapped") else None
+        if kept is not None:
+            route = route_registered(checkpoint, device.ring.limits)
+        else:
+            route = choose_route(checkpoint, shards, policy, device.runtime, device.ordinal, device.ring.limits)
+        chosen = time.monotonic_ns()
+        transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce, kept)
+        tensors: dict[str, torch.Tensor] = {}
+        with on_failure(transfer.close):
+            build = partial(_build, tensors, base, checkpoint, plan)
+            views_ns, arrived = _move(transfer, build, progress, meanwhile)
+            going_on = time.monotonic_ns()
+            shards.check_unchanged()
+            check_ns = time.monotonic_ns() - going_on
+            ceiling_bytes_s = ceiling.finish()
+    settling = None
+    if transfer.has_to_close:
+        settling = Settling(partial(_close_on, device, transfer), "load-unregister")
     else:
-        route = choose_route(checkpoint, shards, policy, device.runtime, device.ordinal, device.ring.limits)
-    chosen = time.monotonic_ns()
-    transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce, kept)
-    with on_failure(transfer.close):
-        arrived = _move(transfer, device, progress, meanwhile)
-        going_on = time.monotonic_ns()
-        shards.check_unchanged()
-        tensors = tensors_in(base, checkpoint, plan)
-        ended = arrived + time.monotonic_ns() - going_on
-        ceiling = _ceiling(device, checkpoint)
-    settling = Settling(partial(_close_on, device, transfer), "load-unregister")
+        transfer.close()
     moved = transfer.moved()
     steps = {"allocate": allocated - begun, "route": chosen - allocated, "move": arrived - chosen, **moved.steps}
-    steps["views"] = ended - arrived
-    counters = {**moved.counters, **odd_counters(plan)}
-    return Outcome(tensors, moved.path, moved.reasons, steps, begun, ended, ceiling, counters, base, plan, settling)
+    steps.update(views=views_ns, check=check_ns)
+    return Outcome(
+        tensors, moved.path, moved.reasons, steps, begun, arrived + check_ns, ceiling_bytes_s,
+        {**moved.counters, **odd_counters(plan)}, base, plan, settling,
+    )  # fmt: skip
 
 
-def _move(transfer: Transfer, device: CudaDevice, progress: Progress, meanwhile: Callable[[], None] | None) -> int:
-    """Run ``transfer``, ``meanwhile`` beside it in the calling thread; return when the last byte had arrived."""
-    arrived: list[int] = []
+def _build(tensors: dict[str, torch.Tensor], base: torch.Tensor, checkpoint: Checkpoint, plan: Plan) -> None:
+    tensors.update(tensors_in(base, checkpoint, plan))
+
+
+def _move(
+    transfer: Transfer, build: Callable[[], None], progress: Progress, meanwhile: Callable[[], None] | None
+) -> tuple[int, int]:
+    """Run ``transfer``, and ``build`` while its last copies are under way; ``meanwhile`` beside it, in this thread.
+
+    Return how many nanoseconds ``build`` took, and when the last byte had arrived.
+    """
+    times: list[int] = []
+
+    def build_timed() -> None:
+        begun = time.monotonic_ns()
+        build()
+        times.append(time.monotonic_ns() - begun)
 
     def run() -> None:
-        device.runtime("cudaSetDevice", device.ordinal)
-        transfer.run(progress)
-        arrived.append(time.monotonic_ns())
+        transfer.run(progress, build_timed)
+        times.append(time.monotonic_ns())
 
     if meanwhile is None:
         run()
@@ -82,7 +103,7 @@ def _move(transfer: Transfer, device: CudaDevice, progress: Progress, meanwhile:
         moving = Settling(run, "load-transfer")
         with finally_do(moving.finish):
             meanwhile()
-    return arrived[0]
+    return times[0], times[1]
 
 
 def _close_on(device: CudaDevice, transfer: Transfer) -> None:
@@ -98,15 +119,3 @@ def _allocate(device: CudaDevice, plan: Plan, memory: Memory) -> torch.Tensor:
         free, total = device.memory()
         text = f"{device.name}: {plan.size_bytes} bytes are needed, {free} of {total} are free"
         raise LoadError(text, "out_of_memory") from error
-
-
-def _ceiling(device: CudaDevice, checkpoint: Checkpoint) -> float | None:
-    """Measure the link into memory of its own, so that no weight is touched; None where there is no room for that."""
-    if not checkpoint.bytes:
-        return None
-    try:
-        scratch = device.allocate(min(CEILING_COPY_BYTES, device.ring.size_bytes))
-    except torch.OutOfMemoryError:
-        return None
-    device.synchronise()
-    return device.ring.measure_ceiling(scratch.data_ptr(), len(scratch))

@@ -11,10 +11,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.dtypes import DTYPES
-from remote_agent.loader.headers import TensorEntry
+from remote_agent.loader.headers import Header, TensorEntry
 
 SECTION_ALIGNMENT_BYTES = 512
 VECTOR_BYTES = 16
@@ -24,8 +25,7 @@ LARGE_TENSOR_BYTES = 64 << 10
 """From this size on a tensor gets a section's alignment: one more copy costs nothing beside it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Bytes ``start..end`` of a shard's data section, contiguous at ``target`` in the allocation."""
 
     start: int
@@ -33,8 +33,7 @@ class Run:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where one tensor lies in the allocation; tensors of no bytes have no place."""
 
     shard: int
@@ -42,8 +41,7 @@ class Placement:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One read: ``length`` bytes at ``offset`` of a shard's data section."""
 
     shard: int
@@ -110,14 +108,18 @@ def cut_segments(checkpoint: Checkpoint, length: int) -> tuple[Segment, ...]:
     So a length of whole pages gives segments that share no page, and reads that O_DIRECT can widen to
     whole blocks without being longer than ``length``.
     """
-    segments = []
-    for shard, header in enumerate(checkpoint.shards):
-        start = header.data_start
-        while start < header.size_bytes:
-            end = min(start // length * length + length, header.size_bytes)
-            segments.append(Segment(shard, start - header.data_start, end - start))
-            start = end
-    return tuple(segments)
+    return tuple(
+        segment for shard, header in enumerate(checkpoint.shards) for segment in cut_shard(shard, header, length)
+    )
+
+
+def cut_shard(shard: int, header: Header, length: int) -> Iterator[Segment]:
+    """Yield the segments of one shard; see `cut_segments`."""
+    start = header.data_start
+    while start < header.size_bytes:
+        end = min(start // length * length + length, header.size_bytes)
+        yield Segment(shard, start - header.data_start, end - start)
+        start = end
 
 
 def alignment_of(entry: TensorEntry) -> int:

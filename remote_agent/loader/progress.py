@@ -24,6 +24,10 @@ class Tally:
         self.stop = threading.Event()
         self.error: BaseException | None = None
 
+    @property
+    def done(self) -> int:
+        return self._done
+
     def add(self, count: int) -> None:
         with self._changed:
             self._done += count

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.errors import DeviceError
 from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.cleanup import finally_do, on_failure
-from remote_agent.loader.plan import Plan, Segment
+from remote_agent.loader.plan import Plan
 from remote_agent.loader.progress import Announce
 from remote_agent.loader.registrations import Piece, Registrations, pages_of
-from remote_agent.loader.ring import EVENT_DISABLE_TIMING, Lane, PinnedRing
+from remote_agent.loader.ring import EVENT_DISABLE_TIMING, PinnedRing
 from remote_agent.loader.schedule import Chunk
 from remote_agent.loader.shards import OpenShards
 
@@ -43,7 +43,8 @@ class _Sent:
 class Registrar:
     """Registers and copies for one load; used by one thread, then closed by the one that started it.
 
-    ``kept``: what is registered already, which stays its owner's.
+    ``kept``: what is registered already, which stays its owner's. ``limit_bytes``: the most of its own that stays
+    registered at once; None for no limit.
     """
 
     def __init__(
@@ -56,58 +57,61 @@ class Registrar:
         ring: PinnedRing,
         announce: Announce,
         kept: Registrations | None = None,
+        limit_bytes: int | None = None,
     ) -> None:
         self._headers = checkpoint.shards
         self._plan, self._target, self._shards = plan, target, shards
         self._runtime, self._ring = runtime, ring
         self._held = kept or Registrations(checkpoint.shards, runtime, announce)
         self._is_owner = kept is None
+        self._limit_bytes = limit_bytes
+        self._open: set[int] = set()
         self._sent: deque[_Sent] = deque()
+        self.registrations = 0
         self.times: dict[str, int] = {"register": 0, "unregister": 0}
+
+    @property
+    def has_own(self) -> bool:
+        """Return whether `close` has anything to give back."""
+        return self._is_owner and self._held.count > 0
 
     def lock(self, shard: int) -> bool:
         """Return whether this load may send the shard; False, at once, where another one registers it.
 
         Raises: RegistrationRefused.
         """
-        header = self._headers[shard]
-        if not self._held.missing(shard, pages_of(header, 0, header.data_bytes)):
+        if shard in self._open:
             return True
-        return self._held.lock(self._shards, shard)
+        header = self._headers[shard]
+        missing = self._held.missing(shard, pages_of(header, 0, header.data_bytes))
+        if missing and not self._held.lock(self._shards, shard):
+            return False
+        self._open.add(shard)
+        return True
 
-    def send(self, lane: Lane, chunks: Sequence[Chunk]) -> str:
-        """Queue the copies of adjoining segments of a shard on a lane's stream; return the way that was taken.
+    def send(self, stream: Any, chunk: Chunk) -> str:
+        """Queue the copies of a stretch of a shard; return the way that was taken.
 
         Raises: RegistrationRefused; DeviceError; LoadError (``changed``) naming the file.
         """
-        first, last = chunks[0].segment, chunks[-1].segment
-        whole = Segment(first.shard, first.offset, last.offset + last.length - first.offset)
-        header = self._headers[whole.shard]
-        missing = self._held.missing(whole.shard, pages_of(header, whole.offset, whole.length))
-        pieces = list(self._plan.pieces(whole))
+        segment = chunk.segment
+        header = self._headers[segment.shard]
+        missing = self._held.missing(segment.shard, pages_of(header, segment.offset, segment.length))
+        pieces = list(self._plan.pieces(segment))
         try:
-            is_cached = all(chunk.is_cached for chunk in chunks)
-            added = self._register(whole.shard, missing, is_cached) if pieces else []
+            added = self._register(segment.shard, missing, chunk.is_cached) if pieces else []
             for offset, length, target in pieces:
-                place = header.data_start + whole.offset + offset
-                for source, part in self._held.sources(whole.shard, place, length):
-                    self._ring.copy(lane, source, self._target + target, part)
+                place = header.data_start + segment.offset + offset
+                for source, part in self._held.sources(segment.shard, place, length):
+                    self._ring.copy(stream, source, self._target + target, part)
                     target += part
             for sent in added:
-                self._runtime("cudaEventRecord", sent.event, lane.stream)
+                self._ring.record(sent.event, stream)
+            self._give_back()
         except DeviceError as error:
-            self._shards.check(whole.shard)  # where the file changed that is the reason, and the device found out first
+            self._shards.check(segment.shard)  # a file that changed is the reason, and the device found out first
             raise error
         return "mapped" if missing else "registered"
-
-    def give_back(self, limit_bytes: int) -> None:
-        """Unregister the oldest, once their copies are done, until no more than ``limit_bytes`` are registered."""
-        registered = sum(sent.piece.end - sent.piece.first for sent in self._sent)
-        while registered > limit_bytes:
-            oldest = self._sent[0]
-            self._runtime("cudaEventSynchronize", oldest.event)
-            registered -= oldest.piece.end - oldest.piece.first
-            self._unregister(self._sent.popleft())
 
     def close(self) -> None:
         """Give back what this load registered for itself, even when a call fails; every copy must be over.
@@ -122,21 +126,32 @@ class Registrar:
             pass
 
     def _register(self, shard: int, missing: Sequence[Piece], is_cached: bool) -> list[_Sent]:
+        """Register what is missing; return those that need an event, since they are given back during the load."""
         begun = time.monotonic_ns()
         added = []
         for piece in missing:
             if not is_cached:
                 self._shards.ahead.keep_ahead(shard, piece.end, AHEAD_BYTES)
+            if self._limit_bytes is None:
+                self._held.register(self._shards, shard, piece, is_cached)
+                continue
             event = self._runtime("cudaEventCreateWithFlags", EVENT_DISABLE_TIMING)
             with on_failure(partial(self._runtime, "cudaEventDestroy", event)):
                 self._held.register(self._shards, shard, piece, is_cached)
             added.append(_Sent(shard, piece, event))
             self._sent.append(added[-1])
+        self.registrations += len(missing)
         self.times["register"] += time.monotonic_ns() - begun
         return added
 
-    def _unregister(self, sent: _Sent) -> None:
-        begun = time.monotonic_ns()
-        with finally_do(partial(self._runtime, "cudaEventDestroy", sent.event)):
-            self._held.give_back(sent.shard, sent.piece)
-        self.times["unregister"] += time.monotonic_ns() - begun
+    def _give_back(self) -> None:
+        """Unregister the oldest, once their copies are done, until no more than the limit are registered."""
+        registered = sum(sent.piece.end - sent.piece.first for sent in self._sent)
+        while self._limit_bytes is not None and registered > self._limit_bytes:
+            oldest = self._sent.popleft()
+            registered -= oldest.piece.end - oldest.piece.first
+            begun = time.monotonic_ns()
+            with finally_do(partial(self._runtime, "cudaEventDestroy", oldest.event)):
+                self._ring.wait(oldest.event)
+                self._held.give_back(oldest.shard, oldest.piece)
+            self.times["unregister"] += time.monotonic_ns() - begun

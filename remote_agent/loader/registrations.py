@@ -16,10 +16,10 @@ import os
 import time
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.loader.cleanup import finally_do, on_failure
 from remote_agent.loader.filemap import PAGE_BYTES, FileMap
@@ -51,8 +51,7 @@ class RegistrationRefused(Exception):
     """A piece of a shard can't be registered, and readers can move it instead; the text says why."""
 
 
-@dataclass(frozen=True, order=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes ``first..end`` of a file, whole pages."""
 
     first: int
@@ -107,9 +106,10 @@ class Registrations:
     def missing(self, shard: int, wanted: Piece) -> list[Piece]:
         """Return what of ``wanted`` is not registered."""
         gaps, place = [], wanted.first
-        for piece in self._pieces.get(shard, ()):
-            if piece.end <= place or piece.first >= wanted.end:
-                continue
+        pieces = self._pieces.get(shard, [])
+        for piece in islice(pieces, bisect_right(pieces, place, key=attrgetter("end")), None):
+            if piece.first >= wanted.end:
+                break
             if piece.first > place:
                 gaps.append(Piece(place, piece.first))
             place = piece.end

@@ -1,8 +1,8 @@
 """Pinned buffers between the page cache and a GPU, made once for a context and kept.
 
 Pinning runs at about 2 GB/s, so the ring is small, some 96 MiB in some 50 ms, and is divided anew
-for each load, as the load needs: few large buffers where threads copy out of the page cache, many
-small ones where they wait for a disk. While one buffer of a lane is on its way another is filled.
+for each load, as the load needs. During a load one thread alone calls what is here: a driver has locks of its
+own, and a thread that registers pages holds them for a millisecond.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import ctypes
 import functools
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.errors import DeviceError
-from remote_agent.loader.cleanup import finally_do
+from remote_agent.loader.ceiling import CEILING_COPIES, CEILING_COPY_BYTES, Ceiling
+from remote_agent.loader.cleanup import finally_do, on_failure
 from remote_agent.loader.limits import Cut, LoaderLimits
-from remote_agent.loader.numa import bind_thread, bound_thread, processors_near
+from remote_agent.loader.numa import bound_thread, processors_near
 
 if TYPE_CHECKING:
     from remote_agent.devices.calls import Calls
@@ -28,30 +28,19 @@ if TYPE_CHECKING:
 HOST_ALLOC_DEFAULT = 0
 STREAM_NON_BLOCKING = 1
 EVENT_DISABLE_TIMING = 2
+NOT_READY = 600
+"""``cudaErrorNotReady``: what an event that is yet to come answers with."""
 
-CEILING_COPY_BYTES = 8 << 20
-"""Copies reach the link's speed from this size on."""
-
-CEILING_COPIES = 32
 BUS_ID_CHARACTERS = 32
 
 
-@dataclass
+@dataclass(frozen=True)
 class Buffer:
-    """One pinned buffer. ``event`` marks the end of the last copy out of it; ``busy`` says there was one."""
+    """One pinned buffer; ``event`` is free to mark the end of copies out of it."""
 
     address: int
     view: memoryview
     event: Any
-    busy: bool = False
-
-
-@dataclass
-class Lane:
-    """What one thread uses: a stream, and buffers taken in turn."""
-
-    stream: Any
-    buffers: list[Buffer] = field(default_factory=list)
 
 
 class PinnedRing:
@@ -68,8 +57,10 @@ class PinnedRing:
         self.size_bytes = self.limits.ring_bytes
         self._in_use = threading.Lock()
         self._streams: list[Any] = []
-        self._lanes: dict[Cut, list[Lane]] = {}
+        self._events: list[Any] = []
+        self._buffers: dict[Cut, list[Buffer]] = {}
         self._memory: int | None = None
+        self._scratch: int | None = None
         self.processors: frozenset[int] | None = None
         try:
             self._make()
@@ -78,115 +69,109 @@ class PinnedRing:
                 self.close()
             raise
 
+    @property
+    def buffer_streams(self) -> Sequence[Any]:
+        """Return the streams that take full buffers, in turn."""
+        return self._streams[:-1]
+
+    @property
+    def pages_stream(self) -> Any:
+        """Return the stream for registered pages: buffers, of which there are few, don't wait behind those."""
+        return self._streams[-1]
+
     def _make(self) -> None:
         self._runtime("cudaSetDevice", self._ordinal)
         bus_id = self._runtime("cudaDeviceGetPCIBusId", BUS_ID_CHARACTERS, self._ordinal)
         self.processors = processors_near(bus_id.split(b"\0")[0].decode("ascii", "replace"))
         with bound_thread(self.processors):
             self._memory = int(self._runtime("cudaHostAlloc", self.size_bytes, HOST_ALLOC_DEFAULT))
-        for cut in (self.limits.mixed, self.limits.staged, self.limits.cold):
-            self._divide(cut)
-
-    def _divide(self, cut: Cut) -> None:
-        if self._memory is None or cut in self._lanes:
-            return
-        lanes = self._lanes.setdefault(cut, [])
-        for number in range(cut.threads):
-            lane = Lane(self._stream(number))
-            lanes.append(lane)
-            for slot in range(cut.depth):
-                address = self._memory + (number * cut.depth + slot) * cut.stride_bytes
-                view = memoryview((ctypes.c_ubyte * cut.buffer_bytes).from_address(address)).cast("B")
-                event = self._runtime("cudaEventCreateWithFlags", EVENT_DISABLE_TIMING)
-                lane.buffers.append(Buffer(address, view, event))
-
-    def _stream(self, number: int) -> Any:
-        """Return a stream that the lanes of that number share in every cut."""
-        if number == len(self._streams):
+        self._scratch = int(self._runtime("cudaMalloc", min(CEILING_COPY_BYTES, self.size_bytes)))
+        for _ in range(self.limits.streams + 1):
             self._streams.append(self._runtime("cudaStreamCreateWithFlags", STREAM_NON_BLOCKING))
-        return self._streams[number]
+        for _ in range(max(cut.buffers for cut in self.limits.cuts)):
+            self._events.append(self._runtime("cudaEventCreateWithFlags", EVENT_DISABLE_TIMING))
+        for cut in set(self.limits.cuts):
+            self._buffers[cut] = [self._buffer(cut, number, self._memory) for number in range(cut.buffers)]
+
+    def _buffer(self, cut: Cut, number: int, memory: int) -> Buffer:
+        address = memory + number * cut.stride_bytes
+        view = memoryview((ctypes.c_ubyte * cut.buffer_bytes).from_address(address)).cast("B")
+        return Buffer(address, view, self._events[number])
 
     @contextlib.contextmanager
-    def use(self, cut: Cut) -> Iterator[list[Lane]]:
-        """Yield the lanes of a cut to one load at a time; another load of this context waits."""
-        with self._in_use:
-            yield self._lanes[cut]
+    def use(self, cut: Cut) -> Iterator[Sequence[Buffer]]:
+        """Yield the buffers of a cut to one load at a time; another load of this context waits.
 
-    @contextlib.contextmanager
-    def make_stream(self) -> Iterator[Lane]:
-        """Yield a lane without buffers, for copies out of other memory; drained and gone on exit."""
-        stream = self._runtime("cudaStreamCreateWithFlags", STREAM_NON_BLOCKING)
-        with finally_do(
-            lambda: self._runtime("cudaStreamSynchronize", stream), lambda: self._runtime("cudaStreamDestroy", stream)
-        ):
-            yield Lane(stream)
-
-    @contextlib.contextmanager
-    def mark(self, stream: int) -> Iterator[Any]:
-        """Yield an event recorded on ``stream``, for lanes to wait for."""
-        event = self._runtime("cudaEventCreateWithFlags", EVENT_DISABLE_TIMING)
-        with finally_do(lambda: self._runtime("cudaEventDestroy", event)):
-            self._runtime("cudaEventRecord", event, stream)
-            yield event
-
-    def measure_ceiling(self, target: int, size_bytes: int) -> float:
-        """Return the bytes a second that pinned copies to device address ``target`` reach just now.
-
-        ``size_bytes`` at ``target`` are overwritten. Takes some milliseconds.
+        The calling thread is bound to the processors near the device meanwhile. At the end every copy is over.
         """
-        length = min(size_bytes, CEILING_COPY_BYTES, self.size_bytes)
-        copied = 0
-        with self._in_use:
-            begun = time.perf_counter_ns()
-            with finally_do(self.drain):
-                for number in range(CEILING_COPIES):
-                    source = (self._memory or 0) + number * length % (self.size_bytes // length * length)
-                    self.copy(Lane(self._streams[number % len(self._streams)]), source, target, length)
-                    copied += length
-            return copied / max(time.perf_counter_ns() - begun, 1) * 1e9
+        with self._in_use, bound_thread(self.processors), finally_do(self.drain):
+            yield self._buffers[cut]
 
-    def copy(self, lane: Lane, source: int, target: int, length: int) -> None:
-        """Queue a copy from host address ``source`` to device address ``target`` on a lane's stream."""
+    def follow(self, stream: int) -> None:
+        """Have every copy from now on wait for what is queued on ``stream``."""
+        event = self._runtime("cudaEventCreateWithFlags", EVENT_DISABLE_TIMING)
+        with finally_do(functools.partial(self._runtime, "cudaEventDestroy", event)):
+            self.record(event, stream)
+            for own in self._streams:
+                self._runtime("cudaStreamWaitEvent", own, event, 0)
+
+    def begin_ceiling(self) -> Ceiling:
+        """Queue pinned copies into memory of the ring's own, timed by the device."""
+        length = min(CEILING_COPY_BYTES, self.size_bytes)
+        source, target, stream = self._memory or 0, self._scratch or 0, self.pages_stream
+        ceiling = Ceiling(self._runtime, CEILING_COPIES * length)
+        with on_failure(ceiling.close), self._in_use:
+            self.copy(stream, source, target, length)  # a link that was idle is woken
+            ceiling.mark(stream)
+            for number in range(CEILING_COPIES):
+                self.copy(stream, source + number % (self.size_bytes // length) * length, target, length)
+            ceiling.mark(stream)
+        return ceiling
+
+    def copy(self, stream: Any, source: int, target: int, length: int) -> None:
+        """Queue a copy from host address ``source`` to device address ``target``."""
         kind = self._runtime.module.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._runtime("cudaMemcpyAsync", target, source, length, kind, lane.stream)
+        self._runtime("cudaMemcpyAsync", target, source, length, kind, stream)
 
-    def record(self, lane: Lane, buffer: Buffer) -> None:
-        """Mark that every copy out of ``buffer`` is queued."""
-        self._runtime("cudaEventRecord", buffer.event, lane.stream)
-        buffer.busy = True
+    def record(self, event: Any, stream: Any) -> None:
+        """Have ``event`` mark the end of what is queued on a stream by now."""
+        self._runtime("cudaEventRecord", event, stream)
 
-    def acquire(self, buffer: Buffer) -> None:
-        """Wait until nothing is read from ``buffer`` any more."""
-        if buffer.busy:
-            self._runtime("cudaEventSynchronize", buffer.event)
-            buffer.busy = False
+    def is_over(self, event: Any) -> bool:
+        """Return whether what ``event`` marks has come. Raises: DeviceError."""
+        code = self._runtime.attempt("cudaEventQuery", event)[0]
+        if int(code) == NOT_READY:
+            return False
+        self._runtime.check("cudaEventQuery", code)
+        return True
 
-    def enter(self, lane: Lane, event: Any) -> None:
-        """Bind the calling thread to the device and its processors, and the lane's stream behind ``event``."""
-        bind_thread(self.processors)
-        self._runtime("cudaSetDevice", self._ordinal)
-        self._runtime("cudaStreamWaitEvent", lane.stream, event, 0)
+    def wait(self, event: Any) -> None:
+        """Wait until what ``event`` marks has come."""
+        self._runtime("cudaEventSynchronize", event)
 
     def drain(self) -> None:
-        """Wait for every lane, even when one fails. Raises: the first lane's DeviceError."""
-        for lanes in self._lanes.values():
-            for lane in lanes:
-                for buffer in lane.buffers:
-                    buffer.busy = False
-        self._call_all("cudaStreamSynchronize", self._streams)
+        """Wait for every copy, even when one fails. Raises: the first stream's DeviceError.
+
+        Afterwards the calling thread's last error is none that `is_over` left: others ask for it.
+        """
+        with finally_do(functools.partial(self._runtime.attempt, "cudaGetLastError")):
+            self._call_all("cudaStreamSynchronize", self._streams)
 
     def close(self) -> None:
         """Give everything back, even when a call fails; then raise the first failure."""
         streams, self._streams = self._streams, []
-        cuts, self._lanes = self._lanes, {}
+        events, self._events = self._events, []
+        cuts, self._buffers = self._buffers, {}
         memory, self._memory = self._memory, None
-        buffers = [buffer for lanes in cuts.values() for lane in lanes for buffer in lane.buffers]
-        for buffer in buffers:
-            buffer.view.release()
+        scratch, self._scratch = self._scratch, None
+        for buffers in cuts.values():
+            for buffer in buffers:
+                buffer.view.release()
         with finally_do(
             lambda: self._call_all("cudaStreamSynchronize", streams),
-            lambda: self._call_all("cudaEventDestroy", [buffer.event for buffer in buffers]),
+            lambda: self._call_all("cudaEventDestroy", events),
             lambda: self._call_all("cudaStreamDestroy", streams),
+            lambda: self._call_all("cudaFree", [] if scratch is None else [scratch]),
             lambda: self._call_all("cudaFreeHost", [] if memory is None else [memory]),
         ):
             pass

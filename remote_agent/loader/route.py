@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.filemap import PAGE_BYTES
 from remote_agent.loader.filesystem import LOCAL, filesystem_of
 from remote_agent.loader.limits import Cut, LoaderLimits
-from remote_agent.loader.plan import Segment, cut_segments
+from remote_agent.loader.plan import Segment, cut_shard
 from remote_agent.loader.residency import RangeResidency, measure_ranges
 from remote_agent.loader.schedule import Chunk
 from remote_agent.loader.shards import OpenShards
@@ -34,7 +35,8 @@ RESIDENCY_READERS = 8
 
 @dataclass(frozen=True)
 class Route:
-    """``cached`` and ``uncached`` are all segments, as long as a buffer of ``cut``.
+    """``cached`` and ``uncached`` are all bytes, in stretches of any length; readers take as much as ``cut`` has in a
+    buffer.
 
     ``maps``: one thread registers; with ``maps_alone`` readers leave everything to it unless it is refused.
     ``reads_direct``: uncached segments, with ``reads_all_direct`` all of them, are read past the page cache.
@@ -74,7 +76,7 @@ def choose_route(
         reasons.append(f"page_cache=bypass: what is {policy.path} goes through the page cache")
     is_warm = maps_alone or (policy.path != "direct" and all(one.is_whole for one in found))
     cut = limits.cold if not is_warm else limits.mixed if maps else limits.staged
-    chunks = _chunks(cut_segments(checkpoint, cut.buffer_bytes), checkpoint, found)
+    chunks = [chunk for shard in range(len(found)) for chunk in _stretches(checkpoint, shard, found[shard], cut)]
     return Route(
         cut,
         tuple(chunk for chunk in chunks if chunk.is_cached or maps_alone),
@@ -84,15 +86,15 @@ def choose_route(
         policy.path == "direct" or (bypasses and policy.path == "auto"),
         policy.path == "direct",
         tuple(reasons),
-        {"cached_bytes": sum(chunk.segment.length for chunk in chunks if chunk.is_cached), "segments": len(chunks)},
+        _counters(chunks, cut),
     )
 
 
 def route_registered(checkpoint: Checkpoint, limits: LoaderLimits) -> Route:
     """Return the route where every shard is registered already: one thread sends all of it."""
-    chunks = tuple(Chunk(segment, True) for segment in cut_segments(checkpoint, limits.mixed.buffer_bytes))
-    size_bytes = sum(chunk.segment.length for chunk in chunks)
-    counters = {"cached_bytes": size_bytes, "segments": len(chunks)}
+    headers = enumerate(checkpoint.shards)
+    chunks = tuple(Chunk(Segment(shard, 0, header.data_bytes), True) for shard, header in headers if header.data_bytes)
+    counters = _counters(chunks, limits.mixed)
     return Route(limits.mixed, chunks, (), maps=True, maps_alone=True, counters=counters)
 
 
@@ -110,7 +112,7 @@ def find_map_refusal(checkpoint: Checkpoint, runtime: Calls, ordinal: int, limit
         return f"registration refused: driver {loaded} marks pages as written; {DRIVER_WITHOUT_DIRTYING} does not"
     if version < RUNTIME_WITHOUT_DIRTYING:
         return f"registration refused: the driver is of CUDA {version // 1000}.{version % 1000 // 10}, older than 12.8"
-    if any(cut.buffer_bytes % PAGE_BYTES for cut in (limits.mixed, limits.staged, limits.cold)):
+    if any(cut.buffer_bytes % PAGE_BYTES for cut in limits.cuts):
         return f"registration refused: buffers are no multiple of a page of {PAGE_BYTES} bytes"
     for folder in {header.path.resolve().parent for header in checkpoint.shards}:
         where = filesystem_of(folder)
@@ -135,14 +137,23 @@ def _measure(checkpoint: Checkpoint, shards: OpenShards) -> list[RangeResidency]
         return list(pool.map(measure_ranges, checkpoint.shards, shards.descriptors))
 
 
-def _chunks(segments: Sequence[Segment], checkpoint: Checkpoint, found: Sequence[RangeResidency]) -> list[Chunk]:
-    whole = [one.is_whole for one in found]
-    starts = [header.data_start for header in checkpoint.shards]
-    return [
-        Chunk(
-            segment,
-            whole[segment.shard]
-            or found[segment.shard].is_cached(starts[segment.shard] + segment.offset, segment.length),
-        )
-        for segment in segments
-    ]
+def _counters(chunks: Sequence[Chunk], cut: Cut) -> dict[str, int]:
+    return {
+        "cached_bytes": sum(chunk.segment.length for chunk in chunks if chunk.is_cached),
+        "segments": sum(-(-chunk.segment.length // cut.buffer_bytes) for chunk in chunks),
+    }
+
+
+def _stretches(checkpoint: Checkpoint, shard: int, found: RangeResidency, cut: Cut) -> Iterator[Chunk]:
+    """Yield the data section of a shard in stretches of whole segments that are cached, or are not."""
+    header = checkpoint.shards[shard]
+    if found.is_whole and header.data_bytes:
+        yield Chunk(Segment(shard, 0, header.data_bytes), True)
+        return
+    segments = cut_shard(shard, header, cut.buffer_bytes)
+    for is_cached, same in groupby(
+        segments, lambda segment: found.is_cached(header.data_start + segment.offset, segment.length)
+    ):
+        first, *others = same
+        last = others[-1] if others else first
+        yield Chunk(Segment(shard, first.offset, last.offset + last.length - first.offset), is_cached)

@@ -1,8 +1,8 @@
-"""One queue of segments for all threads of a load: whoever is faster pulls more.
+"""One queue of bytes for all threads of a load: whoever is faster takes more.
 
-Segments that the page cache holds are taken by the thread that registers from one end, many at
-once, and by the readers from the other end, one at a time; those that it does not hold by readers
-alone. Each segment is taken exactly once, unless it is given back.
+Bytes that the page cache holds are taken by the thread that registers from one end, many at
+once, and by the readers from the other end, a segment at a time; those that it does not hold by readers
+alone. Each byte is taken exactly once, unless it is given back. Nothing is cut before it is taken.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from remote_agent.loader.plan import Segment
 
@@ -18,8 +18,7 @@ WAIT_S = 0.05
 """How often a waiting reader looks whether the load was given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A segment, and whether the page cache held all of it before the load."""
 
     segment: Segment
@@ -27,37 +26,49 @@ class Chunk:
 
 
 class SegmentQueue:
-    """``registers``: a thread will take segments by `take_run`. With ``waits_for_it`` readers leave it everything
-    until it has ended, by `close_runs`, and read what it could not.
+    """``starts``: where each shard's data section begins in its file; cuts are made at multiples of ``length`` there,
+    but for the ends of what was put in. ``registers``: a thread will call `take_run`.
     """
 
     def __init__(
-        self, cached: Iterable[Chunk], uncached: Iterable[Chunk], registers: bool, waits_for_it: bool = False
+        self,
+        cached: Iterable[Chunk],
+        uncached: Iterable[Chunk],
+        starts: Sequence[int],
+        length: int,
+        registers: bool,
     ) -> None:
         self._changed = threading.Condition()
+        self._starts, self._length = starts, length
         self._cached: dict[int, deque[Chunk]] = {}
         for chunk in cached:
             self._cached.setdefault(chunk.segment.shard, deque()).append(chunk)
         self._uncached = deque(uncached)
-        self._left = sum(len(chunks) for chunks in self._cached.values())
-        self._registers, self._waits_for_it = registers, waits_for_it
+        self._cached_bytes = sum(chunk.segment.length for chunks in self._cached.values() for chunk in chunks)
+        self._registers = registers
         self._holds = 0
         self._stopped = False
 
-    def take_run(self, limit_bytes: int, without: Iterable[int] = ()) -> tuple[Chunk, ...]:
-        """Return adjoining segments of one shard that is not among ``without``, or nothing where there are none left.
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is left to be taken."""
+        return not self._cached_bytes and not self._uncached
 
-        The last ones are shared with the readers: at most half of what is left is taken at once.
-        They count as held until `settle` or `give_back`.
+    def take_run(self, limit_bytes: int, without: Iterable[int] = (), is_shared: bool = True) -> Chunk | None:
+        """Return adjoining bytes of one shard that is not among ``without``, or None where there are none left.
+
+        At least one segment. With ``is_shared`` at most half of what is left is taken at once, so that readers
+        have their part of the last ones. It counts as held until `settle` or `give_back`.
         """
         with self._changed:
+            limit = min(limit_bytes, self._cached_bytes // 2) if is_shared else limit_bytes
             for shard, chunks in self._cached.items():
                 if chunks and shard not in without and not self._stopped:
-                    taken = _take_adjoining(chunks, limit_bytes, self._left if self._waits_for_it else self._left // 2)
-                    self._left -= len(taken)
+                    taken = self._cut_front(chunks, limit)
+                    self._cached_bytes -= taken.segment.length
                     self._holds += 1
                     return taken
-        return ()
+        return None
 
     def settle(self) -> None:
         """Say that what was taken by `take_run` will not come back."""
@@ -65,11 +76,11 @@ class SegmentQueue:
             self._holds -= 1
             self._changed.notify_all()
 
-    def give_back(self, chunks: Sequence[Chunk]) -> None:
+    def give_back(self, chunk: Chunk) -> None:
         """Put what `take_run` gave back where it was."""
         with self._changed:
-            self._cached[chunks[0].segment.shard].extendleft(reversed(chunks))
-            self._left += len(chunks)
+            self._cached[chunk.segment.shard].appendleft(chunk)
+            self._cached_bytes += chunk.segment.length
             self._holds -= 1
             self._changed.notify_all()
 
@@ -87,11 +98,11 @@ class SegmentQueue:
         """
         with self._changed:
             while not self._stopped:
-                chunk = self._pop_cached() if prefers_cached else None
-                chunk = chunk or (self._uncached.popleft() if self._uncached else None) or self._pop_cached()
-                if chunk is not None:
-                    return chunk
-                if not (self._registers and (self._holds or self._left)):
+                if self._cached_bytes and (prefers_cached or not self._uncached):
+                    return self._cut_back()
+                if self._uncached:
+                    return self._cut_front(self._uncached, 0)
+                if not (self._registers and self._holds):
                     return None
                 self._changed.wait(WAIT_S)
         return None
@@ -102,23 +113,24 @@ class SegmentQueue:
             self._stopped = True
             self._changed.notify_all()
 
-    def _pop_cached(self) -> Chunk | None:
-        if self._registers and self._waits_for_it:
-            return None
-        for chunks in reversed(self._cached.values()):
-            if chunks:
-                self._left -= 1
-                return chunks.pop()
-        return None
+    def _cut_front(self, chunks: deque[Chunk], limit_bytes: int) -> Chunk:
+        """Take from the first of ``chunks`` what a limit allows, up to a multiple of the length; one segment always."""
+        (shard, offset, length), is_cached = chunks.popleft()
+        start = self._starts[shard] + offset
+        cut = max(start // self._length + 1, (start + limit_bytes) // self._length) * self._length - start
+        if cut >= length:
+            return Chunk(Segment(shard, offset, length), is_cached)
+        chunks.appendleft(Chunk(Segment(shard, offset + cut, length - cut), is_cached))
+        return Chunk(Segment(shard, offset, cut), is_cached)
 
-
-def _take_adjoining(chunks: deque[Chunk], limit_bytes: int, limit_count: int) -> tuple[Chunk, ...]:
-    taken = [chunks.popleft()]
-    length = taken[0].segment.length
-    while chunks and len(taken) < limit_count:
-        last, following = taken[-1].segment, chunks[0].segment
-        if following.offset != last.offset + last.length or length + following.length > limit_bytes:
-            break
-        length += following.length
-        taken.append(chunks.popleft())
-    return tuple(taken)
+    def _cut_back(self) -> Chunk:
+        """Take the last segment of what is cached."""
+        chunks = next(chunks for chunks in reversed(self._cached.values()) if chunks)
+        (shard, offset, length), is_cached = chunks.pop()
+        start = self._starts[shard] + offset
+        kept = (start + length - 1) // self._length * self._length - start
+        if kept > 0:
+            chunks.append(Chunk(Segment(shard, offset, kept), is_cached))
+        kept = max(kept, 0)
+        self._cached_bytes -= length - kept
+        return Chunk(Segment(shard, offset + kept, length - kept), is_cached)

@@ -1,27 +1,42 @@
-"""Readers: threads that bring segments into pinned buffers, from where copies go on while they read on.
+"""Readers: threads that bring segments into pinned buffers, for another thread to send on.
 
-Through the page cache (``staged``) or past it (``direct``). One stream a thread, an event a buffer.
+Through the page cache (``staged``) or past it (``direct``). None of them makes a CUDA call: a driver has locks
+that a registration holds for a millisecond, and a reader that waited for one would read nothing meanwhile.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
 
+from remote_agent.errors import LoadError
 from remote_agent.loader.direct import DirectRefused, DirectShards
-from remote_agent.loader.ring import Buffer, Lane, PinnedRing
+from remote_agent.loader.numa import bind_thread
 
 if TYPE_CHECKING:
     from remote_agent.loader.headers import Header
-    from remote_agent.loader.plan import Plan
+    from remote_agent.loader.plan import Segment
     from remote_agent.loader.progress import Tally
+    from remote_agent.loader.ring import Buffer
     from remote_agent.loader.schedule import Chunk, SegmentQueue
     from remote_agent.loader.shards import OpenShards
 
 
+class Full(NamedTuple):
+    """A buffer in which ``segment`` begins ``shift`` bytes in; ``way`` is how it came there."""
+
+    buffer: Buffer
+    segment: Segment
+    shift: int
+    way: str
+
+
 class Readers:
-    """What the reader threads of one load share: bytes by way and nanoseconds by step, once they have ended.
+    """The reader threads of one load. They take buffers out of ``free``, and put them into ``full``; None there says
+    that a reader has ended. Whoever sends them puts them into ``free`` again.
 
     ``direct`` is None where every read goes through the page cache; with ``all_direct`` cached
     segments are read past it too.
@@ -30,61 +45,78 @@ class Readers:
     def __init__(
         self,
         headers: tuple[Header, ...],
-        plan: Plan,
-        target: int,
-        ring: PinnedRing,
         shards: OpenShards,
         queue: SegmentQueue,
         tally: Tally,
         direct: DirectShards | None,
         all_direct: bool,
+        processors: frozenset[int] | None,
     ) -> None:
-        self._headers, self._plan, self._target = headers, plan, target
-        self._ring, self._shards, self._queue, self._tally = ring, shards, queue, tally
-        self._direct, self._all_direct = direct, all_direct
+        self._headers, self._shards, self._queue, self._tally = headers, shards, queue, tally
+        self._direct, self._all_direct, self._processors = direct, all_direct, processors
+        self._threads: list[threading.Thread] = []
         self._times: list[dict[str, int]] = []
-        self._moved: list[dict[str, int]] = []
+        self.free: SimpleQueue[Buffer | None] = SimpleQueue()
+        self.full: SimpleQueue[Full | None] = SimpleQueue()
 
-    def run(self, lane: Lane, prefers_cached: bool, event: Any) -> None:
-        """Move segments until there are none left; a thread's body, so it never raises."""
-        times: dict[str, int] = defaultdict(int)
-        moved: dict[str, int] = defaultdict(int)
-        self._times.append(times)
-        self._moved.append(moved)
-        try:
-            self._ring.enter(lane, event)
-            turn = 0
-            while not self._tally.stop.is_set() and (chunk := self._queue.take(prefers_cached)) is not None:
-                way = self._move(lane, lane.buffers[turn % len(lane.buffers)], chunk, times)
-                moved[way] += chunk.segment.length
-                self._tally.add(chunk.segment.length)
-                turn += 1
-        except BaseException as error:
-            self._tally.fail(error)
-            self._queue.stop()
+    def start(self, buffers: Sequence[Buffer], count: int, cached_first: int) -> int:
+        """Start ``count`` threads that share ``buffers``, and return how many there are.
+
+        The first ``cached_first`` prefer what is cached. Raises: LoadError if a thread can't be had.
+        """
+        for buffer in buffers:
+            self.free.put(buffer)
+        for number in range(count):
+            body = threading.Thread(
+                target=self._run, args=(number < cached_first,), name=f"load-reader-{number}", daemon=True
+            )
+            try:
+                body.start()
+            except RuntimeError as error:
+                raise LoadError(f"thread {number + 1} of {count} could not be started: {error}") from error
+            self._threads.append(body)
+        return count
+
+    def stop(self) -> None:
+        """Have no more read, and wait until every thread has ended."""
+        self._tally.stop.set()
+        self._queue.stop()
+        for _ in self._threads:
+            self.free.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def steps(self) -> dict[str, int]:
-        """Return the nanoseconds of each step, summed over the threads."""
-        return {step: sum(times[step] for times in self._times) for step in ("wait", "read", "copy")}
+        """Return the nanoseconds of each step, summed over the threads, once they have ended."""
+        return {step: sum(times[step] for times in self._times) for step in ("wait", "read")}
 
-    def moved(self, way: str) -> int:
-        """Return the bytes that went by ``staged`` or ``direct``."""
-        return sum(moved[way] for moved in self._moved)
+    def _run(self, prefers_cached: bool) -> None:
+        """Fill buffers until no segment is left; a thread's body, so it never raises."""
+        times = {"wait": 0, "read": 0}
+        self._times.append(times)
+        try:
+            bind_thread(self._processors)
+            self._fill(prefers_cached, times)
+        except BaseException as error:
+            self._tally.fail(error)
+        finally:
+            self.full.put(None)
 
-    def _move(self, lane: Lane, buffer: Buffer, chunk: Chunk, times: dict[str, int]) -> str:
-        segment = chunk.segment
-        begun = time.monotonic_ns()
-        self._ring.acquire(buffer)
-        free = time.monotonic_ns()
-        way, shift = self._read(chunk, buffer)
-        full = time.monotonic_ns()
-        for offset, length, target in self._plan.pieces(segment):
-            self._ring.copy(lane, buffer.address + shift + offset, self._target + target, length)
-        self._ring.record(lane, buffer)
-        times["wait"] += free - begun
-        times["read"] += full - free
-        times["copy"] += time.monotonic_ns() - full
-        return way
+    def _fill(self, prefers_cached: bool, times: dict[str, int]) -> None:
+        stop, now_ns = self._tally.stop.is_set, time.monotonic_ns
+        begun = now_ns()
+        while (buffer := self.free.get()) is not None and not stop():
+            chunk = self._queue.take(prefers_cached)
+            if chunk is None:
+                self.free.put(buffer)  # another reader may wait for one, to find out the same
+                return
+            free = now_ns()
+            way, shift = self._read(chunk, buffer)
+            full = now_ns()
+            self.full.put(Full(buffer, chunk.segment, shift, way))
+            times["wait"] += free - begun
+            times["read"] += full - free
+            begun = full
 
     def _read(self, chunk: Chunk, buffer: Buffer) -> tuple[str, int]:
         """Fill a buffer; return the way taken and where in the buffer the segment begins."""

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench import loaders
+from bench import gpu_sweep, loaders
 from bench.gpu_table import make_table
 from remote_agent import devices
 from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
@@ -51,7 +52,7 @@ def test_every_load_is_kept_checked_and_tabled(folder: Path, tmp_path: Path) -> 
     assert counts["warm", "glowplug path=auto"] == counts["cold-peers", "safetensors"] == 2
     assert counts["cold-peers", "raw read, 16 threads, O_DIRECT"] == 2
     checks = [record for record in records if record["part"] == "check"]
-    assert len(checks) == 6
+    assert len(checks) == 7
     assert {record["differing"] for record in checks} == {0}
     table = (out / "table.md").read_text()
     assert table in done.stdout
@@ -97,3 +98,56 @@ def test_the_table_gives_medians_beside_their_ceiling() -> None:
     assert "| ours | mapped | 3 | 0.250 | 0.200–0.500 | 40.0 | 0.80 | **1 tensors differ** |" in table
     assert "| ours |  | 2 | 3.000 | 2.000–4.000 | 3.3 | 0.50 (0.50–0.50) |" in table
     assert "- theirs: exited with -11: no word" in table
+
+
+def test_a_swept_configuration_is_a_line_with_its_steps() -> None:
+    """Medians, the quickest first, beside the ceiling of the same run; a load that failed is left out."""
+    records = [
+        {"part": "sweep", "label": "pinned H2D ceiling", "ceiling_bytes_s": 50e9},
+        *(
+            {
+                "part": "sweep", "label": label, "seconds": seconds, "steps_ns": {"register": 5e6},
+                "counters": {"mapped_bytes": 5e9}, "ceiling_bytes_s": 49e9,
+            }
+            for label, times in (("slow", (0.5, 0.4, 0.6)), ("quick", (0.25, 0.2, 0.3)))
+            for seconds in times
+        ),
+        {"part": "sweep", "label": "slow", "error": "no"},
+    ]  # fmt: skip
+
+    quick, steps, slow, _ = gpu_sweep.summarise(records, "sweep", 10_000_000_000).splitlines()
+
+    assert quick == "0.2500 s 0.800 n=3 | quick"
+    assert slow == "0.5000 s 0.400 n=3 | slow"
+    assert "register 5.0 " in steps
+    assert steps.endswith("| mapped 0.50 own ceiling 49.0 GB/s")
+
+
+@pytest.mark.parametrize("request_", [*gpu_sweep.WARM, *gpu_sweep.COLD])
+def test_every_swept_configuration_is_one_that_a_ring_can_have(request_: dict[str, Any]) -> None:
+    """What is asked of a loader's process is read there, and takes no large part of a host."""
+    limits = loaders.read_limits(request_.get("limits"))
+
+    assert limits is None or limits.ring_bytes <= 512 << 20
+
+
+def test_a_load_goes_where_it_is_asked_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into memory that can outlive its process, or into torch's, with its threads counted where bytes are checked."""
+    runtime = FakeRuntime()
+
+    class Swept(FakeGpu):
+        def __init__(self, name: str) -> None:
+            super().__init__(runtime, name=name)
+
+        def use_limits(self, limits: object) -> None:
+            assert limits is None
+
+    monkeypatch.setattr(loaders, "SweptDevice", Swept)
+    load = loaders.use_glowplug(folder, sorted(folder.glob("*.safetensors")), "cuda:0")
+
+    for request in ({"path": "staged", "check": True}, {"path": "auto", "memory": "shared"}):
+        tensors, figures = load(request, ExitStack())
+
+        assert torch.equal(tensors["w1"], torch.arange(1 << 18) + 1)
+        assert ("threads" in figures) is ("check" in request)
+    assert runtime.errors == []

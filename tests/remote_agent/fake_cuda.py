@@ -47,6 +47,7 @@ class Code(enum.IntEnum):
     illegal_access = 700
     already_registered = 712
     not_registered = 713
+    not_ready = 600
     unspecified_failure = 719
     not_supported = 801
 
@@ -69,7 +70,8 @@ class FakeStream:
 
 
 class FakeEvent:
-    def __init__(self) -> None:
+    def __init__(self, disables_timing: bool) -> None:
+        self.disables_timing = disables_timing
         self.stream: FakeStream | None = None
         self.allocations = 0
         self.position = 0
@@ -96,18 +98,22 @@ class FakeRuntime:
         self.most_registered = 0
         self.on_register: Callable[[int], None] = lambda address: None
         self.calls: Counter[str] = Counter()
+        self.callers: set[str] = set()
+        """Names of the threads that made a call."""
         self.failed_call: str | None = None
         self.pinned: dict[int, Any] = {}
         self.streams: dict[int, FakeStream] = {}
         self.events: dict[int, FakeEvent] = {}
         self.device_memory: list[tuple[int, int]] = []
+        self.allocated: dict[int, Any] = {}
         self.copied_bytes = 0
         self.errors: list[str] = []
 
     def leaks(self) -> list[str]:
         """Return what was made and not given back."""
         left = {
-            "pinned": self.pinned, "streams": self.streams, "events": self.events, "registered": self.registered
+            "pinned": self.pinned, "streams": self.streams, "events": self.events, "registered": self.registered,
+            "allocated": self.allocated,
         }  # fmt: skip
         return [f"{len(what)} {name}" for name, what in left.items() if what]
 
@@ -120,11 +126,16 @@ class FakeRuntime:
             with self._lock:
                 number = self.calls.total()
                 self.calls[name] += 1
+                self.callers.add(threading.current_thread().name)
                 if self.fail_at in (number, name):
                     self.failed_call = name
-                    if name in ("cudaFreeHost", "cudaHostUnregister") or "Destroy" in name or "Synchronize" in name:
+                    if (
+                        name in ("cudaFreeHost", "cudaFree", "cudaHostUnregister")
+                        or "Destroy" in name
+                        or "Synchronize" in name
+                    ):
                         implementation(self, *arguments)  # the driver does it and reports an older error
-                    gives = any(word in name for word in ("Create", "Alloc", "Get"))
+                    gives = any(word in name for word in ("Create", "lloc", "Get", "Elapsed"))
                     return (self.fail_with, None) if gives else (self.fail_with,)
                 return implementation(self, *arguments)
 
@@ -151,6 +162,15 @@ class FakeRuntime:
     def do_cudaFreeHost(self, address: int) -> tuple[Code]:
         return (Code.success,) if self.pinned.pop(address, None) else self._complain("freed twice")
 
+    def do_cudaMalloc(self, size: int) -> tuple[Code, int]:
+        memory = (ctypes.c_ubyte * size)()
+        address = ctypes.addressof(memory)
+        self.allocated[address] = memory
+        return Code.success, address
+
+    def do_cudaFree(self, address: int) -> tuple[Code]:
+        return (Code.success,) if self.allocated.pop(address, None) else self._complain("device memory freed twice")
+
     def do_cudaStreamCreateWithFlags(self, flags: int) -> tuple[Code, int]:
         handle = self._handle()
         self.streams[handle] = FakeStream()
@@ -161,7 +181,7 @@ class FakeRuntime:
 
     def do_cudaEventCreateWithFlags(self, flags: int) -> tuple[Code, int]:
         handle = self._handle()
-        self.events[handle] = FakeEvent()
+        self.events[handle] = FakeEvent(flags == 2)
         return Code.success, handle
 
     def do_cudaEventDestroy(self, handle: int) -> tuple[Code]:
@@ -179,6 +199,25 @@ class FakeRuntime:
         if record.stream is not None:
             record.stream.run_to(record.position)
         return (Code.success,)
+
+    def do_cudaEventQuery(self, event: int) -> tuple[Code]:
+        """The GPU makes one more copy meanwhile; "not yet" stays the thread's last error until that is read."""
+        record = self.events[event]
+        if record.stream is not None:
+            record.stream.run_to(min(record.position, record.stream.done + 1))
+            if record.stream.done < record.position:
+                self._local.last_error = Code.not_ready
+                return (Code.not_ready,)
+        return (Code.success,)
+
+    def do_cudaEventElapsedTime(self, begun: int, ended: int) -> tuple[Code, float]:
+        """Copies take a tenth of a millisecond each here."""
+        first, last = self.events[begun], self.events[ended]
+        if first.disables_timing or last.disables_timing:
+            return (*self._complain("an event that tells no time"), 0.0)
+        if last.stream is None or last.stream.done < last.position:
+            return Code.not_ready, 0.0
+        return Code.success, (last.position - first.position) * 0.1
 
     def do_cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Code]:
         record = self.streams[stream]
@@ -206,6 +245,9 @@ class FakeRuntime:
         read = self._source(source, length)
         if read is None:
             return self._complain("the source is neither pinned nor within one registration")
+        if any(a <= target and target + length <= a + len(memory) for a, memory in self.allocated.items()):
+            self.streams[stream].queue.append(lambda: read(target))
+            return (Code.success,)
         inside = [a <= target and target + length <= a + size for a, size in self.device_memory]
         if True not in inside:
             return self._complain("the target is no device memory")
@@ -260,7 +302,9 @@ class FakeRuntime:
         return (Code.success,)
 
     def do_cudaGetLastError(self) -> tuple[Code]:
-        return (Code.success,)
+        error = getattr(self._local, "last_error", Code.success)
+        self._local.last_error = Code.success
+        return (error,)
 
     def do_cudaDeviceGetAttribute(self, attribute: int, ordinal: int) -> tuple[Code, int]:
         return (Code.success, int(self.registers)) if attribute == 113 else (Code.invalid_value, 0)
@@ -341,7 +385,7 @@ class FakeGpu(CudaDevice):
     """The real `CudaDevice` over the fake calls, with small buffers; torch's part is done on the CPU."""
 
     buffer_bytes = 4096
-    lanes = 3
+    readers = 3
     registration_bytes = 16384
     registered_bytes: int | None = None
 
@@ -359,7 +403,7 @@ class FakeGpu(CudaDevice):
         """There is no GPU for torch to wake."""
 
     def make_ring(self) -> PinnedRing:
-        cut = Cut(self.lanes, 2, self.buffer_bytes)
+        cut = Cut(self.readers, 2 * self.readers, self.buffer_bytes)
         limits = LoaderLimits(cut, cut, cut, self.registration_bytes, self.registered_bytes)
         return PinnedRing(self.runtime, self.ordinal, limits)
 

@@ -102,7 +102,7 @@ def test_bypassing_leaves_the_page_cache_as_it_was(checkpoint: Checkpoint, gpu: 
     path=st.sampled_from(PATHS),
     page_cache=st.sampled_from(["keep", "bypass"]),
     pages=st.integers(1, 3),
-    lanes=st.integers(1, 4),
+    readers=st.integers(1, 4),
     registered=st.one_of(st.none(), st.integers(0, 40_000)),
 )
 def test_any_layout_by_any_way_arrives(
@@ -113,16 +113,16 @@ def test_any_layout_by_any_way_arrives(
     path: str,
     page_cache: str,
     pages: int,
-    lanes: int,
+    readers: int,
     registered: int | None,
 ) -> None:
-    """No combination of sizes, places, cached ranges, ways, buffers and lanes loses or doubles a byte."""
+    """No combination of sizes, places, cached ranges, ways, buffers and readers loses or doubles a byte."""
     tensors = [tensor(str(number), "U8", [size], number + 1) for number, size in enumerate(sizes)]
     write(tmp_path / "a.safetensors", serialise(tensors[::2], pad=pad))
     write(tmp_path / "b.safetensors", serialise(tensors[1::2], pad=pad))
     checkpoint = inspect(tmp_path)
     gpu = FakeGpu(FakeRuntime())
-    gpu.buffer_bytes, gpu.lanes, gpu.registered_bytes = 4096 * pages, lanes, registered
+    gpu.buffer_bytes, gpu.readers, gpu.registered_bytes = 4096 * pages, readers, registered
     gpu.open_context()
     with pytest.MonkeyPatch.context() as patch:
         tell(patch, lambda number: pattern[number % len(pattern)])
