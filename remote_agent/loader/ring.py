@@ -119,6 +119,7 @@ class PinnedRing:
         """Queue pinned copies into memory of the ring's own, timed by the device."""
         length = min(CEILING_COPY_BYTES, self.size_bytes)
         source, target, stream = self._memory or 0, self._scratch or 0, self.pages_stream
+        self._runtime("cudaSetDevice", self._ordinal)
         ceiling = Ceiling(self._runtime, CEILING_COPIES * length)
         with on_failure(ceiling.close), self._in_use:
             self.copy(stream, source, target, length)  # a link that was idle is woken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -54,17 +54,21 @@ class Route:
     counters: dict[str, int] = field(default_factory=dict)
 
 
+def look_at_page_cache(checkpoint: Checkpoint, shards: OpenShards, pool: Executor) -> Iterator[RangeResidency]:
+    """Have all shards looked at, at once; yield what is found of each. The kernel walks its lists without our lock."""
+    return pool.map(measure_ranges, checkpoint.shards, shards.descriptors)
+
+
 def choose_route(
     checkpoint: Checkpoint,
-    shards: OpenShards,
+    found: Sequence[RangeResidency],
     policy: WeightsPolicy,
     runtime: Calls,
     ordinal: int,
     limits: LoaderLimits,
 ) -> Route:
-    """Return the route for ``checkpoint``; reads no byte of it where the kernel can say what is cached."""
+    """Return the route for ``checkpoint``, of whose shards ``found`` is cached."""
     reasons: list[str] = []
-    found = _measure(checkpoint, shards)
     maps = policy.path in ("auto", "mapped") and any(header.data_bytes for header in checkpoint.shards)
     if maps:
         refusal = find_map_refusal(checkpoint, runtime, ordinal, limits)
@@ -129,12 +133,6 @@ def _loaded_driver() -> int | None:
         return None
     found = re.search(r"Kernel Module.*?\s(\d{3,4})\.\d", text)
     return int(found[1]) if found else None
-
-
-def _measure(checkpoint: Checkpoint, shards: OpenShards) -> list[RangeResidency]:
-    """Ask about all shards at once: the kernel walks its own lists, without the interpreter's lock."""
-    with ThreadPoolExecutor(RESIDENCY_READERS, thread_name_prefix="residency") as pool:
-        return list(pool.map(measure_ranges, checkpoint.shards, shards.descriptors))
 
 
 def _counters(chunks: Sequence[Chunk], cut: Cut) -> dict[str, int]:

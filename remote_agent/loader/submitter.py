@@ -86,9 +86,9 @@ class Submitter:
                 progress(self._tally.done, self._tally.total)
 
     def _wait(self) -> None:
-        """Wait until a buffer has been sent, or else until one is full."""
+        """Wait until a buffer is full, or where readers have none to fill until one has been sent."""
         begun = time.monotonic_ns()
-        if self._on_their_way:
+        if self._on_their_way and self._readers.free.empty():
             self._ring.wait(self._on_their_way[0][0])
             self._give_back()
             self.times["idle"] += time.monotonic_ns() - begun
@@ -96,7 +96,7 @@ class Submitter:
             self._send_full(INTERVAL_S)
 
     def _send_full(self, timeout_s: float) -> bool:
-        """Queue the copies out of every full buffer; return whether there were any, waited for where there is time."""
+        """Queue the copies out of full buffers; return whether there were any, waited for where there is time."""
         begun = time.monotonic_ns()
         stream = self._ring.buffer_streams[self._turn]
         buffers: list[Buffer] = []

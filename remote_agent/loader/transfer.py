@@ -25,7 +25,6 @@ from remote_agent.loader.schedule import SegmentQueue
 from remote_agent.loader.shards import OpenShards
 from remote_agent.loader.staged import Readers
 from remote_agent.loader.submitter import WAYS, Submitter
-from remote_agent.loader.switching import quickly
 
 if TYPE_CHECKING:
     from remote_agent.devices.cuda import CudaDevice
@@ -97,7 +96,7 @@ class Transfer:
             meanwhile()
             return
         self._device.runtime("cudaSetDevice", self._device.ordinal)
-        with self._ring.use(self._route.cut) as buffers, quickly(self._ring.limits.switch_interval_s):
+        with self._ring.use(self._route.cut) as buffers:
             self._ring.follow(self._stream)
             try:
                 self._submitter.run(partial(self._start_readers, buffers), progress)
