@@ -41,8 +41,8 @@ class SweptDevice(CudaDevice):
         return PinnedRing(self.runtime, self.ordinal, self.limits)
 
     def use_limits(self, limits: LoaderLimits | None) -> None:
-        if limits != self.limits and self._ring is not None:
-            self._ring.close()
+        if limits != self.limits:
+            self.ring.close()
             self.limits, self._ring = limits, None
             self._ring = self.make_ring()
 

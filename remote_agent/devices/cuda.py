@@ -6,7 +6,9 @@ the runtime and whatever else is loaded see exactly one device, number 0.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.devices.base import Fact, Replay
 from remote_agent.devices.calls import Calls
 from remote_agent.errors import DeviceError
+from remote_agent.loader.cleanup import Settling
 from remote_agent.loader.ring import PinnedRing
 from remote_agent.resident.gpu_memory import GpuSpace
 from remote_agent.resident.gpu_range import GpuPlace
@@ -46,6 +49,8 @@ class CudaDevice:
         self._handle: Any = None
         self._has_context = False
         self._ring: PinnedRing | None = None
+        self._pinning: Settling | None = None
+        self._pinning_lock = threading.Lock()
         if not name.startswith("cuda:"):
             self._claim()
         else:
@@ -59,7 +64,12 @@ class CudaDevice:
 
     @property
     def ring(self) -> PinnedRing:
-        """Return the pinned buffers of this context. Raises: DeviceError before ``open_context``."""
+        """Return the pinned buffers of this context, once they are there. Raises: DeviceError before ``open_context``,
+        and where they can't be pinned, which that leaves to the first who needs them.
+        """
+        with self._pinning_lock:
+            if self._pinning is not None:
+                self._pinning.finish()
         if self._ring is None:
             raise DeviceError(f"{self.name}: no context is open", "ring", "no_context")
         return self._ring
@@ -87,7 +97,10 @@ class CudaDevice:
         }
 
     def open_context(self) -> Mapping[str, Fact]:
-        """Open the primary context, torch's allocator, the math library's handle and the pinned ring."""
+        """Open the primary context, torch's allocator and the math library's handle; begin to pin the ring.
+
+        Pinning takes some 40 ms, in which a run can go on to what needs no buffers.
+        """
         import torch
 
         if self._handle is None:
@@ -102,11 +115,12 @@ class CudaDevice:
         facts["primary_context_ns"], begun = _lap(begun)
         self._wake_torch(torch)
         facts["torch_ns"], begun = _lap(begun)
-        if self._ring is None:
-            self._ring = self.make_ring()
-        facts["ring_ns"], begun = _lap(begun)
-        facts["ring_bytes"] = self._ring.size_bytes
+        if self._pinning is None:
+            self._pinning = Settling(self._pin_ring, "pinned-ring")
         return facts
+
+    def _pin_ring(self) -> None:
+        self._ring = self.make_ring()
 
     def _wake_torch(self, torch: Any) -> None:
         try:
@@ -114,6 +128,8 @@ class CudaDevice:
             torch.cuda.set_device(self.ordinal)
             torch.empty(1, device=self.torch_device)
             torch.cuda.current_blas_handle()
+            # Its first call takes 75 ms for what flash attention does as well at a first request's length.
+            getattr(torch.backends.cuda, "enable_cudnn_sdp", lambda enabled: None)(False)
         except (RuntimeError, AssertionError) as error:
             text = f"torch can't use {self.name}: {' '.join(str(error).split())[:300]}"
             raise DeviceError(text, "torch.cuda.init", "torch") from error
@@ -185,7 +201,10 @@ class CudaDevice:
 
     def close(self) -> None:
         """Free the ring and this object's hold on the context; torch keeps its own until the process ends."""
+        with contextlib.suppress(DeviceError):
+            _ = self.ring  # what is being pinned is given back too
         ring, self._ring = self._ring, None
+        self._pinning = None
         had_context, self._has_context = self._has_context, False
         try:
             if ring is not None:

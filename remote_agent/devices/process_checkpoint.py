@@ -86,7 +86,12 @@ class ProcessCheckpoint:
         return self._driver.module.CUprocessState
 
     def _state(self) -> int:
-        return int(self._driver("cuCheckpointProcessGetState", self._pid))
+        try:
+            return int(self._driver("cuCheckpointProcessGetState", self._pid))
+        except DeviceError as error:
+            if error.code == "CUDA_ERROR_OPERATING_SYSTEM":  # what a driver says of a process that it can't find
+                raise DeviceError(f"process {self._pid} has ended: {error}", error.call, error.code) from error
+            raise
 
     def _timed(self, step: str, function: str, *arguments: Any) -> None:
         begun = self._now_ns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from remote_agent.errors import LoadError
+from remote_agent.loader.ceiling import Ceiling
 from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.cleanup import Settling, finally_do, on_failure
 from remote_agent.loader.outcome import Memory, Outcome, odd_counters, tensors_in
 from remote_agent.loader.plan import Plan, plan_placement
 from remote_agent.loader.progress import Announce, Progress
 from remote_agent.loader.registrations import Registrations
-from remote_agent.loader.route import RESIDENCY_READERS, choose_route, look_at_page_cache, route_registered
+from remote_agent.loader.residency import RangeResidency
+from remote_agent.loader.route import RESIDENCY_READERS, Route, choose_route, look_at_page_cache, route_registered
 from remote_agent.loader.shards import OpenShards
 from remote_agent.loader.switching import quickly
 from remote_agent.loader.transfer import Transfer
@@ -43,72 +45,120 @@ def load_onto_gpu(
     Raises: LoadError naming the file, DeviceError, or what ``progress`` or ``meanwhile`` raised.
     """
     begun = time.monotonic_ns()
-    limits = device.ring.limits
-    ceiling = device.ring.begin_ceiling()  # the link has nothing else to do before there is memory to copy to
-    with on_failure(ceiling.close), quickly(limits.switch_interval_s):
-        kept = registered if policy.path in ("auto", "mapped") else None
-        with ThreadPoolExecutor(RESIDENCY_READERS, thread_name_prefix="residency") as pool:
-            found = None if kept is not None else look_at_page_cache(checkpoint, shards, pool)
-            plan = plan_placement(checkpoint)
-            base = _allocate(device, plan, memory or device.allocate)
-            allocated = time.monotonic_ns()
-            if found is None:
-                route = route_registered(checkpoint, limits)
-            else:
-                route = choose_route(checkpoint, tuple(found), policy, device.runtime, device.ordinal, limits)
-        chosen = time.monotonic_ns()
-        transfer = Transfer(checkpoint, plan, base.data_ptr(), device, shards, route, announce, kept)
+    kept = registered if policy.path in ("auto", "mapped") else None
+    mover = _Mover(checkpoint, device, policy, shards, announce, kept)
+    with on_failure(mover.close):
+        if meanwhile is None:
+            mover.begin()  # the link has nothing else to do before there is memory to copy to
+        allocating = time.monotonic_ns()
+        base = _allocate(device, mover.plan, memory or device.allocate)
+        mover.steps["allocate"] = time.monotonic_ns() - allocating
+        place = base.data_ptr(), device.current_stream()
         tensors: dict[str, torch.Tensor] = {}
-        with on_failure(transfer.close):
-            build = partial(_build, tensors, base, checkpoint, plan)
-            views_ns, arrived = _move(transfer, build, progress, meanwhile)
-            going_on = time.monotonic_ns()
-            shards.check_unchanged()
-            check_ns = time.monotonic_ns() - going_on
-            ceiling_bytes_s = ceiling.finish()
+        build = partial(_build, tensors, base, checkpoint, mover.plan, mover.steps)
+        if meanwhile is None:
+            mover.run(*place, progress, build)
+        else:
+            moving = Settling(partial(mover.begin_and_run, *place, progress), "load-transfer")
+            with finally_do(moving.finish):
+                meanwhile()
+                build()  # here: torch's calls crash in another thread of a forked worker
+    transfer = mover.transfer
     settling = None
     if transfer.has_to_close:
         settling = Settling(partial(_close_on, device, transfer), "load-unregister")
     else:
         transfer.close()
     moved = transfer.moved()
-    steps = {"allocate": allocated - begun, "route": chosen - allocated, "move": arrived - chosen, **moved.steps}
-    steps.update(views=views_ns, check=check_ns)
     return Outcome(
-        tensors, moved.path, moved.reasons, steps, begun, arrived + check_ns, ceiling_bytes_s,
-        {**moved.counters, **odd_counters(plan)}, base, plan, settling,
+        tensors, moved.path, moved.reasons, {**mover.steps, **moved.steps}, begun, mover.ended_ns,
+        mover.ceiling_bytes_s, {**moved.counters, **odd_counters(mover.plan)}, base, mover.plan, settling,
     )  # fmt: skip
 
 
-def _build(tensors: dict[str, torch.Tensor], base: torch.Tensor, checkpoint: Checkpoint, plan: Plan) -> None:
-    tensors.update(tensors_in(base, checkpoint, plan))
+class _Mover:
+    """What moves the bytes of one load, in one thread, which may be another one than the caller's.
 
-
-def _move(
-    transfer: Transfer, build: Callable[[], None], progress: Progress, meanwhile: Callable[[], None] | None
-) -> tuple[int, int]:
-    """Run ``transfer``, and ``build`` while its last copies are under way; ``meanwhile`` beside it, in this thread.
-
-    Return how many nanoseconds ``build`` took, and when the last byte had arrived.
+    ``steps``: nanoseconds by step. After `run`: the open ``transfer``, the link's ceiling, when every byte was there.
     """
-    times: list[int] = []
 
-    def build_timed() -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: CudaDevice,
+        policy: WeightsPolicy,
+        shards: OpenShards,
+        announce: Announce,
+        kept: Registrations | None,
+    ) -> None:
+        self._checkpoint, self._device, self._policy = checkpoint, device, policy
+        self._shards, self._announce, self._kept = shards, announce, kept
+        self._ceiling: Ceiling | None = None
+        self._transfer: Transfer | None = None
+        self._looking = ThreadPoolExecutor(RESIDENCY_READERS, thread_name_prefix="residency")
+        self._found: Iterator[RangeResidency] | None = None
+        self.plan = plan_placement(checkpoint)
+        self.steps: dict[str, int] = {}
+        self.ceiling_bytes_s = 0.0
+        self.ended_ns = 0
+
+    @property
+    def transfer(self) -> Transfer:
+        assert self._transfer is not None
+        return self._transfer
+
+    def begin(self) -> None:
+        """Have the page cache looked at and the link measured beside what follows: neither needs memory to copy to."""
         begun = time.monotonic_ns()
-        build()
-        times.append(time.monotonic_ns() - begun)
+        if self._kept is None:
+            self._found = look_at_page_cache(self._checkpoint, self._shards, self._looking)
+        self._device.runtime("cudaSetDevice", self._device.ordinal)
+        self._ceiling = self._device.ring.begin_ceiling()
+        self.steps["ring"] = time.monotonic_ns() - begun
 
-    def run() -> None:
-        transfer.run(progress, build_timed)
-        times.append(time.monotonic_ns())
+    def run(self, target: int, stream: int, progress: Progress, meanwhile: Callable[[], None]) -> None:
+        """Move every byte to ``target``, memory of ``stream``; ``meanwhile`` is called once every copy is queued."""
+        assert self._ceiling is not None
+        choosing = time.monotonic_ns()
+        route = self._choose_route()
+        begun = time.monotonic_ns()
+        self._transfer = Transfer(
+            self._checkpoint, self.plan, target, stream, self._device, self._shards, route, self._announce, self._kept
+        )
+        with quickly(self._device.ring.limits.switch_interval_s):
+            self._transfer.run(progress, meanwhile)
+        arrived = time.monotonic_ns()
+        self._shards.check_unchanged()
+        self.ended_ns = time.monotonic_ns()
+        self.ceiling_bytes_s = self._ceiling.finish()
+        self.steps.update(route=begun - choosing, move=arrived - begun, check=self.ended_ns - arrived)
 
-    if meanwhile is None:
-        run()
-    else:
-        moving = Settling(run, "load-transfer")
-        with finally_do(moving.finish):
-            meanwhile()
-    return times[0], times[1]
+    def _choose_route(self) -> Route:
+        limits = self._device.ring.limits
+        if self._found is None:
+            return route_registered(self._checkpoint, limits)
+        found = tuple(self._found)
+        self._looking.shutdown()
+        return choose_route(self._checkpoint, found, self._policy, self._device.runtime, self._device.ordinal, limits)
+
+    def begin_and_run(self, target: int, stream: int, progress: Progress) -> None:
+        self.begin()
+        self.run(target, stream, progress, lambda: None)
+
+    def close(self) -> None:
+        """Give back what a load that failed leaves; every copy must be over."""
+        self._looking.shutdown()
+        closing = [one.close for one in (self._transfer, self._ceiling) if one is not None]
+        with finally_do(*closing):
+            pass
+
+
+def _build(
+    tensors: dict[str, torch.Tensor], base: torch.Tensor, checkpoint: Checkpoint, plan: Plan, steps: dict[str, int]
+) -> None:
+    begun = time.monotonic_ns()
+    tensors.update(tensors_in(base, checkpoint, plan))
+    steps["views"] = time.monotonic_ns() - begun
 
 
 def _close_on(device: CudaDevice, transfer: Transfer) -> None:

@@ -44,13 +44,17 @@ class Moved:
 
 
 class Transfer:
-    """One transfer; `run` it once, in any thread, then `close` it, which gives back all registrations but ``kept``."""
+    """One transfer to device address ``target``, memory of ``stream``.
+
+    `run` it once, in any thread, then `close` it, which gives back all registrations but ``kept``.
+    """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         plan: Plan,
         target: int,
+        stream: int,
         device: CudaDevice,
         shards: OpenShards,
         route: Route,
@@ -58,7 +62,7 @@ class Transfer:
         kept: Registrations | None = None,
     ) -> None:
         self._route, self._device, self._ring = route, device, device.ring
-        self._stream = device.current_stream()
+        self._stream = stream
         limits, headers = self._ring.limits, checkpoint.shards
         self._tally = Tally(sum(chunk.segment.length for chunk in (*route.cached, *route.uncached)))
         maps = route.maps and bool(route.cached)

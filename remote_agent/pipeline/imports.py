@@ -68,6 +68,7 @@ OPTIONAL = (
     "triton",
     "cuda.bindings.driver",
     "cuda.bindings.runtime",
+    "cuda.core",
     "remote_agent.devices.cpu",
     "remote_agent.devices.cuda",
     "remote_agent.loader.checkpoint",
@@ -78,6 +79,8 @@ OPTIONAL = (
     "remote_agent.pipeline.first_request",
     "remote_agent.pipeline.hold",
     "remote_agent.pipeline.init",
+    "remote_agent.pipeline.making",
+    "remote_agent.pipeline.parking",
     "remote_agent.pipeline.runner",
     "remote_agent.pipeline.weights",
     "remote_agent.resident.host_memory",
@@ -102,6 +105,17 @@ def import_everything() -> None:
     for name in REQUIRED:
         importlib.import_module(name)
     import_what_exists(OPTIONAL)
+    build_conversions()
+
+
+def build_conversions() -> None:
+    """Have transformers build its table of renamed tensors, some thousand patterns that it keeps for the process."""
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("llama")  # of any model: the table is one
+    except Exception as error:  # another release's table is built by the first run that needs it
+        print(f"transformers' conversions: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def import_what_exists(names: Iterable[str]) -> tuple[str, ...]:

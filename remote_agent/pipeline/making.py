@@ -142,11 +142,12 @@ class Making:
         return replace(held, recipe=self._recipe, warm=warm, backing=backing)
 
     def _finish(self, found: Weights) -> Held:
+        is_rehearsed = found.is_rehearsed
         with self.stages.measure("assign", self.device) as measure:
             warm, backing = self._assign(found, measure)
             del found
         with self.stages.measure("compile", self.device) as measure:
-            self._compile(warm, measure)
+            self._compile(warm, measure, is_rehearsed)
         return Held(self._recipe, self._go.shards, warm, backing)
 
     def _assign(self, found: Weights, measure: Measure) -> tuple[Warm, Backing]:
@@ -158,11 +159,12 @@ class Making:
         self.settle = self._host.let_go(self.device, found.settle)
         return warm, found.backing
 
-    def _compile(self, warm: Warm, measure: Measure) -> bool:
+    def _compile(self, warm: Warm, measure: Measure, is_rehearsed: bool = False) -> bool:
         """Warm the kernels, and return whether compiled code is in use."""
         report = self._progress("compile", "shapes", measure)
+        recipe, cache = self._recipe, Path(self.job.cache_directory)
         compiled = compilation.warm_kernels(
-            warm, self._recipe.request, self._recipe.compile, Path(self.job.cache_directory), measure, report
+            warm, recipe.request, recipe.compile, cache, measure, report, is_rehearsed=is_rehearsed
         )
         if compiled.fallback is not None:
             self._tell([Finding("compile_fallback", "warning", compiled.fallback)])

@@ -3,13 +3,16 @@
 A first pass on a GPU pays for loading kernels, for the math library's workspaces and for choosing its
 algorithms. None of that depends on the weights' values or on the number of layers, so it is done while
 the loader's threads move bytes. What it can't do costs the run nothing but the time saved.
+
+A prompt's own pass comes first, at every shape. Passes that go on from a cache follow only while bytes are still
+on their way: the first token does not wait for them, and the request makes them anyway.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,9 @@ from remote_agent.pipeline.compilation import choose_shapes, run_shapes
 from remote_agent.pipeline.failures import one_line
 from remote_agent.protocol.messages import Recipe, Sampling
 
-DEVIATION = 0.02
+VALUE = 0.02
+"""Of every weight: any number will do that stays one."""
+
 POOL_LIMIT_BYTES = 4 << 30
 """Above this the largest weight alone is worth more memory than a rehearsal may take."""
 
@@ -34,30 +39,47 @@ ROOM_BYTES = 2 * POOL_LIMIT_BYTES
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """How long it took, and why it was left out or did not come to its end."""
+    """How long it took, and why it was left out or did not come to its end.
+
+    ``is_of_request``: it ran at the shapes that the request will have.
+    """
 
     duration_ns: int
     reason: str | None = None
+    is_of_request: bool = False
 
 
 class Rehearsal:
     """One rehearsal, done by `run` in the thread that has the device; it never raises. ``result`` is None before.
 
-    In a forked worker torch's calls crash in any thread but the first, so it is the loader's that run beside it.
+    In a forked worker torch's calls crash in any thread but the first, so it is the loader's that run beside it;
+    their progress goes through `watch`. ``is_loaded``: by that every byte has arrived.
     """
 
     def __init__(self, recipe: Recipe, checkpoint: Checkpoint, device: torch.device) -> None:
         self._recipe, self._checkpoint, self._device = recipe, checkpoint, device
+        self.is_loaded = False
         self.result: Rehearsed | None = None
 
     def run(self) -> None:
         begun = time.monotonic_ns()
         reason: str | None = None
         try:
-            reason = rehearse(self._recipe, self._checkpoint.root, on_meta(self._checkpoint), self._device)
+            tensors = on_meta(self._checkpoint)
+            reason = rehearse(self._recipe, self._checkpoint.root, tensors, self._device, lambda: not self.is_loaded)
         except Exception as error:  # the stages themselves meet the same fault and report it
             reason = one_line(f"{type(error).__name__}: {error}")
-        self.result = Rehearsed(time.monotonic_ns() - begun, reason)
+        is_of_request = reason is None and self._recipe.request.prompt is None  # a text's length only a tokenizer knows
+        self.result = Rehearsed(time.monotonic_ns() - begun, reason, is_of_request)
+
+    def watch(self, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """Return ``progress``, which from then on tells the rehearsal too when every byte has arrived."""
+
+        def report(done: int, total: int) -> None:
+            self.is_loaded = done >= total
+            progress(done, total)
+
+        return report
 
 
 def plan_rehearsal(recipe: Recipe, checkpoint: Checkpoint, device: Device) -> Rehearsal | None:
@@ -77,11 +99,17 @@ def on_meta(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     }
 
 
-def rehearse(recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], device: torch.device) -> str | None:
+def rehearse(
+    recipe: Recipe,
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    device: torch.device,
+    has_time: Callable[[], bool] = lambda: True,
+) -> str | None:
     """Run one layer of the recipe's model at its request's shapes; return why that was left out, or None.
 
-    ``tensors`` are the checkpoint's on ``meta``: only their names, shapes and dtypes count.
-    Raises: whatever the stages would.
+    ``tensors`` are the checkpoint's on ``meta``: only their names, shapes and dtypes count. Passes that go on from
+    a cache are made while it ``has_time``. Raises: whatever the stages would.
     """
     config = one_layer(read_config(folder, recipe.trust_remote_code))
     kind = choose_kind(recipe, config)
@@ -90,12 +118,12 @@ def rehearse(recipe: Recipe, folder: Path, tensors: Mapping[str, torch.Tensor], 
     largest = max((parameter.numel() for parameter in model.parameters()), default=0)
     if largest * dtype.itemsize > POOL_LIMIT_BYTES:
         return f"the largest weight has {largest * dtype.itemsize} bytes, over {POOL_LIMIT_BYTES}"
-    fill_from_pool(model, torch.empty(largest, dtype=dtype, device=device).normal_(0, DEVIATION))
+    fill_from_pool(model, torch.full((largest,), VALUE, dtype=dtype, device=device))
     model.eval()
     warm = Warm(model, config, None, kind, device, dtype, largest * dtype.itemsize)
-    request = replace(recipe.request, prompt=None)  # its length only the tokenizer knows
+    request = replace(recipe.request, prompt=None)
     # Always the likeliest id: to draw by chance from what is no number ends a context.
-    run_shapes(warm, choose_shapes(warm, request), Sampling(), lambda done, total: None)
+    run_shapes(warm, choose_shapes(warm, request), Sampling(), lambda done, total: None, decodes=has_time)
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     return None

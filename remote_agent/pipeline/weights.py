@@ -33,6 +33,7 @@ class Weights:
     """Tensors on the device, the folder they came from, and what can outlive this process.
 
     ``settle`` waits until nothing else of the load is left, and returns the nanoseconds that took beside the caller.
+    ``is_rehearsed``: one layer ran beside the load, at the shapes that the request will have.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -40,6 +41,7 @@ class Weights:
     notes: tuple[str, ...]
     backing: Backing
     settle: Callable[[], int] = lambda: 0
+    is_rehearsed: bool = False
 
 
 class _CannotShare(Exception):
@@ -88,7 +90,7 @@ def load_weights(
         found,
         device,
         recipe.weights,
-        progress=progress,
+        progress=progress if rehearsal is None else rehearsal.watch(progress),
         identities=identities,
         announce=measure.announce,
         settles_later=True,
@@ -123,7 +125,8 @@ def load_weights(
             backing = Backing(keepable, False, shared[0].size_bytes, None, shared[0].range, keepable.checksum)
         except DeviceError as error:
             backing = Backing(problem=str(error), range=shared[0].range)
-    return Weights(loaded.tensors, found.root, loaded.notes, backing, loaded.settle)
+    is_rehearsed = rehearsal is not None and rehearsal.result is not None and rehearsal.result.is_of_request
+    return Weights(loaded.tensors, found.root, loaded.notes, backing, loaded.settle, is_rehearsed)
 
 
 def _describe_rehearsal(rehearsal: Rehearsal | None, measure: Measure) -> None:

@@ -18,6 +18,9 @@ from remote_agent.resident.reserved import RangeState, ReservedRange
 if TYPE_CHECKING:
     import torch
 
+TOO_LONG = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED")
+"""What cuMemMap says of more bytes than there are, in memory of this process and in memory that was imported."""
+
 
 class GpuMemory:
     """Implements `SharedMemory`."""
@@ -68,7 +71,7 @@ def map_descriptor(space: GpuSpace, descriptor: int, size_bytes: int, on_gone: C
     try:
         reserved.map(descriptor, size_bytes, on_gone)
     except DeviceError as error:
-        if (error.call, error.code) == ("cuMemMap", "CUDA_ERROR_INVALID_VALUE"):
+        if error.call == "cuMemMap" and error.code in TOO_LONG:
             raise ResidentLostError(f"the memory is not of {size_bytes} bytes: {error}") from error
         raise
     return reserved.tensor

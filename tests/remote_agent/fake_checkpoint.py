@@ -69,7 +69,7 @@ class FakeCheckpoints:
     def cuCheckpointProcessGetState(self, pid: int) -> tuple[Any, ...]:
         code = self._told("cuCheckpointProcessGetState")[0]
         if code or pid not in self.processes:
-            return (code or Code.CUDA_ERROR_INVALID_VALUE,)
+            return (code or Code.CUDA_ERROR_OPERATING_SYSTEM,)
         return Code.CUDA_SUCCESS, self.processes[pid].state
 
     def cuCheckpointProcessLock(self, pid: int, arguments: Any) -> tuple[Any, ...]:

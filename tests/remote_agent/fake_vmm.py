@@ -122,7 +122,7 @@ class FakeVmm:
         if not self._is_reserved(address, size) or self._maps_in(address, size):
             return INVALID
         if size > os.fstat(self.handles[handle]).st_size:
-            return INVALID
+            return (VmmCode.CUDA_ERROR_NOT_SUPPORTED,)
         self._libc.mmap(address, size, 0, mmap.MAP_SHARED | MAP_FIXED, self.handles[handle], 0)
         self.maps[address] = (size, False)
         return (OK,)

@@ -93,7 +93,10 @@ def test_nothing_is_touched_before_it_is_told_to_go(driver: FakeCheckpoints, end
             lambda fake: fake.fail.update(cuCheckpointProcessGetState=Code.CUDA_ERROR_NOT_SUPPORTED),
             "cuCheckpointProcessGetState failed: CUDA_ERROR_NOT_SUPPORTED (801)",
         ),
-        (lambda fake: fake.processes.clear(), "cuCheckpointProcessGetState failed: CUDA_ERROR_INVALID_VALUE (1)"),
+        (
+            lambda fake: fake.processes.clear(),
+            f"process {PID} has ended: cuCheckpointProcessGetState failed: CUDA_ERROR_OPERATING_SYSTEM (304)",
+        ),
     ],
 )
 @pytest.mark.parametrize(("action", "left"), [("park", "running"), ("unpark", "parked")])

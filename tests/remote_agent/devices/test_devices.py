@@ -106,10 +106,22 @@ def test_initialising_opens_no_context() -> None:
         _ = gpu.ring
     facts = gpu.open_context()
     assert gpu.fake_driver.contexts == 1
-    assert facts["ring_bytes"] == 3 * 2 * 4096
-    assert set(facts) == {"primary_context_ns", "torch_ns", "ring_ns", "ring_bytes"}
+    assert set(facts) == {"primary_context_ns", "torch_ns"}
+    assert gpu.ring.size_bytes == 3 * 2 * 4096
     assert gpu.memory() == (3 << 30, 8 << 30)
     gpu.synchronise()
+    gpu.close()
+    assert gpu.fake_driver.contexts == 0
+    assert gpu.fake_runtime.leaks() == []
+
+
+def test_a_ring_that_can_t_be_pinned_is_told_to_who_needs_it() -> None:
+    """The context is there all the same: what copies nothing goes on."""
+    gpu = FakeGpu(FakeRuntime(fail_at="cudaHostAlloc"))
+    gpu.open_context()
+
+    with pytest.raises(DeviceError, match="cudaHostAlloc failed"):
+        _ = gpu.ring
     gpu.close()
     assert gpu.fake_driver.contexts == 0
     assert gpu.fake_runtime.leaks() == []

@@ -35,6 +35,7 @@ def gpu() -> Iterator[FakeGpu]:
     """A GPU whose every object must be given back, and whose rules must be kept."""
     device = FakeGpu(FakeRuntime())
     device.open_context()
+    assert device.ring
     yield device
     device.close()
     assert device.fake_runtime.leaks() == []

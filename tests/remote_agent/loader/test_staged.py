@@ -41,6 +41,7 @@ def test_every_byte_arrives_through_a_ring_much_smaller_than_the_file(checkpoint
     assert loaded.reason is None
     assert loaded.bytes == checkpoint.bytes
     assert set(loaded.steps) == {
+        "ring",
         "allocate",
         "route",
         "move",

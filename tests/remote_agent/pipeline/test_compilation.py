@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from remote_agent.pipeline.compilation import Compiled, run_shapes, warm_kernels
 from remote_agent.pipeline.compile_attempt import largest_difference, read_counters
 from remote_agent.pipeline.shared_layer import Past
 from remote_agent.pipeline.timing import Measure
-from remote_agent.protocol.messages import CompilePolicy, FirstRequest, Sampling, Shape
+from remote_agent.protocol.messages import CompilePolicy, FirstRequest, Sampling, Shape, StageStatus
 from tests.remote_agent import checkpoints
 from tests.remote_agent.pipeline.models import assign_warm
 
@@ -83,6 +85,51 @@ def test_every_shape_is_run_with_its_decode_steps(tmp_path: Path, calls: list[tu
     assert calls == [(2, 5), (2, 1), (2, 1), (1, 6), (1, 1), (1, 1)]
     assert measure.extra["shapes"] == "2x5, 1x6"
     assert not (tmp_path / "cache").exists()
+
+
+def warm_rehearsed(warm: Warm, mode: str = "off") -> Measure:
+    measure = Measure(0)
+    policy = CompilePolicy(mode)  # type: ignore[arg-type]
+    warm_kernels(warm, ONE_SHAPE, policy, Path(), measure, lambda done, total: None, is_rehearsed=True)
+    return measure
+
+
+def test_what_was_rehearsed_is_not_run_again(tmp_path: Path, calls: list[tuple[int, int]]) -> None:
+    """Every layer is like the one that was; a run says so."""
+    warm = assign_warm(checkpoints.write_llama(tmp_path))
+
+    measure = warm_rehearsed(warm)
+
+    assert not calls
+    assert (measure.status, measure.reason) == (StageStatus.REUSED, compilation.REHEARSED)
+
+
+@pytest.mark.parametrize("difference", ["kind", "shape", "module"])
+def test_layers_unlike_the_first_are_warmed(difference: str, tmp_path: Path, calls: list[tuple[int, int]]) -> None:
+    """A window of its own, other sizes or other modules mean kernels that no rehearsal has seen."""
+    warm = assign_warm(checkpoints.write_llama(tmp_path))
+    last = warm.model.model.layers[-1]
+    if difference == "kind":
+        text = SimpleNamespace(layer_types=["full_attention", "sliding_attention"])
+        warm = replace(warm, config=SimpleNamespace(get_text_config=lambda: text))
+    elif difference == "shape":
+        wide = torch.nn.Linear(32, 64, bias=False), torch.nn.Linear(32, 64, bias=False)
+        last.mlp.gate_proj, last.mlp.up_proj = wide
+        last.mlp.down_proj = torch.nn.Linear(64, 32, bias=False)
+    else:
+        last.mlp = torch.nn.Sequential(last.mlp, torch.nn.Identity())
+
+    measure = warm_rehearsed(warm)
+
+    assert calls == [(1, 6), (1, 1), (1, 1)]
+    assert measure.status is StageStatus.DONE
+
+
+def test_a_model_to_be_compiled_is_run_eagerly_all_the_same(tmp_path: Path, calls: list[tuple[int, int]]) -> None:
+    """What compiled code gives is compared with that."""
+    warm_rehearsed(assign_warm(checkpoints.write_llama(tmp_path)), "layer")
+
+    assert (1, 6) in calls
 
 
 def test_a_compiled_decoder_is_kept_for_the_next_start(tmp_path: Path, clean_compiler: None) -> None:

@@ -53,6 +53,50 @@ def test_every_kind_of_model_is_rehearsed(
     assert {(2, 5), (1, 6)} <= set(seen)
 
 
+@pytest.mark.parametrize(("has_time", "passes"), [(True, 3), (False, 1)])
+def test_what_follows_a_prompt_is_rehearsed_while_there_is_time(
+    has_time: bool, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token needs the prompt's own pass alone."""
+    lengths: list[int] = []
+    original = torch.nn.Embedding.forward
+
+    def forward(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        lengths.append(ids.shape[1])
+        return original(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", forward)
+    folder = checkpoints.write_llama(tmp_path)
+    recipe = recipe_for(folder, request=FirstRequest(prompt_tokens=6))
+
+    rehearse(recipe, folder, on_meta(inspect(folder)), CPU, lambda: has_time)
+
+    assert lengths == [6, 1, 1][:passes]
+
+
+def test_a_rehearsal_learns_from_the_load_s_progress_that_it_is_over(tmp_path: Path) -> None:
+    """What the caller is told stays the same."""
+    told: list[tuple[int, int]] = []
+    folder = checkpoints.write_llama(tmp_path)
+    rehearsal = Rehearsal(recipe_for(folder), inspect(folder), CPU)
+    report = rehearsal.watch(lambda done, total: told.append((done, total)))
+
+    report(0, 8)
+    assert not rehearsal.is_loaded
+    report(8, 8)
+    assert rehearsal.is_loaded
+    assert told == [(0, 8), (8, 8)]
+
+
+@pytest.mark.parametrize(("prompt", "is_of_request"), [(None, True), ("how long is this?", False)])
+def test_a_text_s_length_is_not_known_to_a_rehearsal(prompt: str | None, is_of_request: bool, tmp_path: Path) -> None:
+    """So a model asked for text is warmed once more, at the length that the tokenizer gives."""
+    folder = checkpoints.write_llama(tmp_path)
+    recipe = recipe_for(folder, request=FirstRequest(prompt=prompt, prompt_tokens=6))
+
+    assert result_of(Rehearsal(recipe, inspect(folder), CPU)).is_of_request is is_of_request
+
+
 def test_its_weights_are_one_pool_as_long_as_the_largest(tmp_path: Path) -> None:
     """So that its memory is that of one weight, whatever the model's size."""
     folder = checkpoints.write_llama(tmp_path)
