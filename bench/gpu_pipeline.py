@@ -2,7 +2,10 @@
 
 ``python bench/gpu_pipeline.py MODEL --out RESULT.json``. Needs the repository and a Python with torch, safetensors
 and transformers, no network. RESULT.json is written again after each step, so that an interrupted bench keeps what
-it has. Exit code 1 if a run failed, a stage is missing, a sum is not exact or a token differs from transformers'.
+it has. Every run but the first begins with the agent at rest: nothing has run for a second, and what the agent keeps
+ready for a next run is ready. That is a preflight process and, unless everything was released before, a spare worker
+for the device. Exit code 1 if a run failed, a stage is missing, a sum is not exact, a token differs from transformers',
+or a run's ``init`` was not the spare worker's.
 """
 
 from __future__ import annotations
@@ -25,15 +28,19 @@ sys.path.insert(0, str(REPOSITORY))
 from bench.gpu_daemon import daemon_memory  # noqa: E402
 from bench.gpu_facts import describe_machine, drop_from_page_cache  # noqa: E402
 from bench.raw_disk import refill_page_cache  # noqa: E402
-from remote_agent.protocol.messages import NATIVE_STAGES  # noqa: E402
+from remote_agent.agentd.paths import StateDir  # noqa: E402
+from remote_agent.client import connect_running, open_client  # noqa: E402
+from remote_agent.errors import AgentError  # noqa: E402
+from remote_agent.protocol.messages import NATIVE_STAGES, Empty, StatusResult  # noqa: E402
 
 REUSED = {
     "standby": ("init", "context", "weights", "assign", "compile"),
-    "resident": ("weights",),
+    "resident": ("init", "weights"),
 }
-"""Stages that a run finds made, by the tier that it starts from."""
+"""Stages that a run finds made, by the tier that it starts from, with a spare worker."""
 
 STEP_LIMIT_S = 300
+REST_LIMIT_S = 30.0
 
 
 class Bench:
@@ -92,6 +99,22 @@ class Bench:
         """Run a verb of the agent on the bench's own state directory."""
         return self.python("-m", "remote_agent", verb, *arguments, "--json", "--state-dir", str(self.state_dir))
 
+    def rest(self, has_spare: bool) -> list[str]:
+        """Wait until the agent has ready what the next run will use, and return the names of all its processes."""
+        give_up_s, there = time.monotonic() + REST_LIMIT_S, list[str]()
+        try:
+            with open_client(StateDir(self.state_dir), "bench", connect_running) as client:
+                while time.monotonic() < give_up_s:
+                    processes = client.call("status", Empty(), StatusResult).processes
+                    there = sorted(name for name, pid in processes.items() if pid is not None)
+                    if "preflight" in there and (not has_spare or any(name.startswith("spare ") for name in there)):
+                        return there
+                    time.sleep(0.05)
+            self.problem(f"the agent is not at rest within {REST_LIMIT_S:g} s; there is: {', '.join(there)}")
+        except AgentError as error:
+            self.problem(f"the agent can't be asked whether it is at rest: {error}")
+        return there
+
 
 def main() -> int:
     """Run every step, keep what came out, return 0 if everything held."""
@@ -145,7 +168,7 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> None:
     if arguments.device != "cpu":
         bench.keep("h2d_ceiling", bench.python("-c", CEILING))
     shards = sorted(model.glob("*.safetensors"))
-    run_once(bench, recipe, "zygote cold", "--release", before=lambda: refill_page_cache(shards))
+    run_once(bench, recipe, "zygote cold", "--release", before=lambda: refill_page_cache(shards), is_first=True)
     if not arguments.no_cold:
         run_once(bench, recipe, "page cache dropped", "--release", before=lambda: drop_from_page_cache(shards))
     for _ in range(arguments.runs):
@@ -165,33 +188,46 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> None:
 
 
 def measure_resident(bench: Bench, content: dict[str, Any], count: int, device: str) -> None:
-    """Leave the weights with the keeper, start from them, and attach to them from a process of its own."""
+    """Leave the weights with the keeper, start from them, and attach to them from a process of its own.
+
+    Everything was released before, so that the first run has no spare worker.
+    """
     recipe = bench.folder / "resident.json"
     recipe.write_text(json.dumps({**content, "name": "resident", "target_tier": "resident"}))
-    run_once(bench, recipe, "cached, left resident")
+    run_once(bench, recipe, "cached, left resident", has_spare=False)
     for _ in range(count):
         run_once(bench, recipe, "resident")
     bench.keep("attach", bench.python("-c", ATTACH, "resident", str(bench.state_dir), str(count), device))
     bench.keep("released_resident", bench.agent("release", "--all"))
 
 
-def run_once(bench: Bench, recipe: Path, label: str, *options: str, before: Callable[[], object] | None = None) -> None:
-    """Do one run, keep its record and note what does not hold."""
+def run_once(
+    bench: Bench,
+    recipe: Path,
+    label: str,
+    *options: str,
+    before: Callable[[], object] | None = None,
+    is_first: bool = False,
+    has_spare: bool = True,
+) -> None:
+    """Do one run of an agent at rest, keep its record and note what does not hold; the first one starts the agent."""
     prepared = before() if before is not None else None
+    at_rest = [] if is_first else bench.rest(has_spare)
     record = bench.agent("run", str(recipe), *options)
     if record is None:
         return
-    bench.result["runs"].append({"label": label, "prepared": prepared, "record": record})
+    bench.result["runs"].append({"label": label, "prepared": prepared, "at_rest": at_rest, "record": record})
     bench.save()
-    for text in find_problems(record, label if label in REUSED else ""):
+    reused = REUSED.get(label, ("init",) if has_spare and not is_first else ())
+    for text in find_problems(record, label if label in REUSED else "", reused):
         bench.problem(f"{label}: {text}")
     seconds = {stage["name"]: (stage["duration_ns"] or 0) / 1e9 for stage in record["stages"]}
     spans = "  ".join(f"{name} {value:.3f}" for name, value in seconds.items())
     print(f"{label:<20}{(record['wall_ns'] or 0) / 1e9:8.3f} s  {spans}", flush=True)
 
 
-def find_problems(record: dict[str, Any], tier: str) -> list[str]:
-    """Return what does not hold of a run that should have become ready."""
+def find_problems(record: dict[str, Any], tier: str, reused: tuple[str, ...]) -> list[str]:
+    """Return what does not hold of a run that should have become ready. ``reused``: the stages that it found made."""
     if record["state"] != "ready":
         return [f"the run is {record['state']}: {record['failure']}"]
     problems = []
@@ -199,7 +235,7 @@ def find_problems(record: dict[str, Any], tier: str) -> list[str]:
     if tuple(stages) != NATIVE_STAGES:
         problems.append(f"stages are {tuple(stages)}")
     for name, stage in stages.items():
-        wanted = "reused" if name in REUSED.get(tier, ()) else "done"
+        wanted = "reused" if name in reused else "done"
         if stage["status"] != wanted:
             problems.append(f"{name} is {stage['status']}, not {wanted}: {stage['reason']}")
     parts = sum(stage["attributed_ns"] or 0 for stage in stages.values()) + (record["unattributed_ns"] or 0)

@@ -1,8 +1,8 @@
 """A worker: one run after another on one device, and the warm model kept in between.
 
 It starts as a child of agentd (``main``) or as a fork of the zygote (``serve_forked``).
-Its stdout and stderr both go to the log that agentd gave it, so nothing that a model
-prints can reach the socket; its own process group dies with that socket.
+Its stdout and stderr both go to the log that agentd gave it, with each job to that run's,
+so nothing that a model prints can reach the socket; its own process group dies with that socket.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from remote_agent import caches
 from remote_agent.cache_store import in_use
-from remote_agent.pipeline.channel import Channel
+from remote_agent.pipeline.channel import Channel, flush_output
 from remote_agent.pipeline.imports import WORKER_ENVIRONMENT, settle_environment
-from remote_agent.protocol.internal import WorkerFailed, WorkerJob, WorkerMap, WorkerRelease, WorkerUnmap
+from remote_agent.protocol.internal import (
+    WorkerFailed,
+    WorkerJob,
+    WorkerMap,
+    WorkerPrepare,
+    WorkerRelease,
+    WorkerUnmap,
+)
 from remote_agent.protocol.messages import Failure
 
 
@@ -56,6 +62,9 @@ def serve(sock: socket.socket) -> int:
         message = channel.receive()
         if isinstance(message, WorkerRelease):
             return 0
+        if isinstance(message, WorkerPrepare):
+            runner.prepare(message)
+            continue
         if isinstance(message, (WorkerUnmap, WorkerMap)):
             runner.move(message)  # where that fails agentd knows why, and ends this process
             continue
@@ -106,9 +115,5 @@ def claim_standard_streams(socket_fd: int, stderr_fd: int) -> int:
 
 def end_process(code: int) -> NoReturn:
     """Flush what was printed and end without interpreter clean-up, which CUDA and forked state can hang."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass
+    flush_output()
     os._exit(code)

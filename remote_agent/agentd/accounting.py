@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from remote_agent.agentd.capacity import WORTH_SAYING_BYTES, unexplained_bytes
@@ -10,10 +10,15 @@ from remote_agent.loader.problems import gigabytes
 from remote_agent.protocol.messages import Finding, Gpu, Resident
 
 
-def account(gpus: Iterable[Gpu], residents: Iterable[Resident]) -> tuple[tuple[Gpu, ...], tuple[Finding, ...]]:
-    """Return the GPUs with what is unexplained on each, and a finding where that is worth saying."""
+def account(
+    gpus: Iterable[Gpu], residents: Iterable[Resident], spares: Container[int] = ()
+) -> tuple[tuple[Gpu, ...], tuple[Finding, ...]]:
+    """Return the GPUs with what is unexplained on each, and a finding where that is worth saying.
+
+    ``spares``: pids of the agent's own that hold nothing.
+    """
     known = tuple(residents)
-    accounted = tuple(replace(gpu, memory_unexplained_bytes=unexplained_bytes(gpu, known)) for gpu in gpus)
+    accounted = tuple(replace(gpu, memory_unexplained_bytes=unexplained_bytes(gpu, known, spares)) for gpu in gpus)
     return accounted, tuple(
         _finding(gpu) for gpu in accounted if (gpu.memory_unexplained_bytes or 0) >= WORTH_SAYING_BYTES
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from remote_agent.errors import StageError
 from remote_agent.loader.problems import gigabytes
@@ -66,9 +67,16 @@ class Memory:
 
 
 def device_memory(
-    device: str, report: SamplerReport | None, host_available_bytes: int, residents: Iterable[Resident]
+    device: str,
+    report: SamplerReport | None,
+    host_available_bytes: int,
+    residents: Iterable[Resident],
+    spares: Mapping[int, str] = MappingProxyType({}),
 ) -> Memory:
-    """Return what is free on a device; for the CPU and for unified memory that is the host's."""
+    """Return what is free on a device; for the CPU and for unified memory that is the host's.
+
+    ``spares``: names of the agent's processes that are no run's, by pid.
+    """
     ours = [one for one in residents if bytes_on(one, device)]
     holders = [f"{r.recipe} of {r.owner} ({gigabytes(bytes_on(r, device))}, {_held_by(r, device)})" for r in ours]
     gpu = next((gpu for gpu in report.gpus if gpu.uuid == device), None) if report else None
@@ -80,19 +88,23 @@ def device_memory(
     for process in gpu.processes:
         if process.pid not in known:
             size = "" if process.memory_bytes is None else f"{gigabytes(process.memory_bytes)}, "
-            holders.append(f"{process.name or 'a process'} ({size}process {process.pid})")
-    nobody_bytes = unexplained_bytes(gpu, ours) or 0
+            name = spares.get(process.pid) or process.name or "a process"
+            holders.append(f"{name} ({size}process {process.pid})")
+    nobody_bytes = unexplained_bytes(gpu, ours, spares) or 0
     if nobody_bytes >= WORTH_SAYING_BYTES:
         holders.append(f"nobody known here ({gigabytes(nobody_bytes)}, no process)")
     return Memory(max(0, gpu.memory_total_bytes - gpu.memory_used_bytes), tuple(holders))
 
 
-def unexplained_bytes(gpu: Gpu, residents: Iterable[Resident]) -> int | None:
+def unexplained_bytes(gpu: Gpu, residents: Iterable[Resident], spares: Container[int] = ()) -> int | None:
     """Return what is used beyond the driver's own, the processes it names and ``residents``; None if nobody can tell.
 
-    It is the least: a standby's weights at the keeper may count as its process's as well.
+    It is the least: a standby's weights at the keeper may count as its process's as well. Of one of ``spares`` (pids),
+    which holds nothing, the driver need not tell how much that is.
     """
-    sizes = {process.pid: process.memory_bytes for process in gpu.processes}
+    sizes = {
+        one.pid: one.memory_bytes for one in gpu.processes if one.memory_bytes is not None or one.pid not in spares
+    }
     if gpu.unified or gpu.memory_used_bytes is None or None in sizes.values():
         return None
     explained = gpu.memory_reserved_bytes or 0

@@ -50,9 +50,10 @@ class Preflight:
     def check_memory(self, devices: Sequence[str], needed_bytes: int) -> None:
         """Raises: StageError ``no_memory`` if a device has not enough left for the weights."""
         residents = self._services.residents.all()
+        spares = {pid: name for name, pid in self._services.spares.pids.items()}
         available_bytes = hostfacts.memory_bytes()[1]
         for device in devices:
-            memory = device_memory(device, self._services.sampler.report, available_bytes, residents)
+            memory = device_memory(device, self._services.sampler.report, available_bytes, residents, spares)
             check_memory(device, needed_bytes, memory)
 
 

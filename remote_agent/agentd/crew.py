@@ -74,10 +74,16 @@ class Crew:
         if order.recipe.needs_device:
             self._board.begin("init", order.device, asked_mono_ns)
         try:
-            worker = await self._services.workers.start(order, asked_mono_ns)
+            worker = await self._services.spares.take(order)
+            if worker is not None:
+                worker.assign(order, asked_mono_ns)
+            else:
+                worker = await self._services.workers.start(order, asked_mono_ns)
         except SpawnError as error:
             raise StageError(Failure("worker_not_started", str(error), "init")) from error
         self._enlist(worker)
+        if order.recipe.needs_device and worker.zygote_reason is None:
+            self._services.spares.expect(order)
 
     def borrow(self, standbys: Mapping[str, Worker]) -> None:
         """Keep standbys for this run; none is touched yet."""

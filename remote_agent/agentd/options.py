@@ -35,7 +35,7 @@ class Options:
 
     ``keeper_s``: how often it asks the keeper what it holds and who is attached. ``lock_folders``: where the locks of
     GPUs may lie, the first that fits. ``hold_budgets``: what may be held on each device, beside what a run says.
-    ``idle_s``: how long nothing must have run before a process is made ready for the next run's preflight.
+    ``idle_s``: how long nothing must have run before processes are made ready for the next run's preflight and init.
     """
 
     heartbeat_s: float = 2.0

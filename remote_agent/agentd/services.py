@@ -14,6 +14,7 @@ from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.sampling import Sampler
+from remote_agent.agentd.spares import Spares
 from remote_agent.agentd.store import RunStore
 from remote_agent.agentd.workers import Workers
 from remote_agent.protocol.budget import Budget
@@ -37,6 +38,7 @@ class Services:
     slots: Slots
     gpu_locks: GpuLocks
     workers: Workers
+    spares: Spares
     preflights: Preflights
     residents: Residents
     parking: Parking

@@ -32,6 +32,7 @@ from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.runs import Run
 from remote_agent.agentd.sampling import Sampler
 from remote_agent.agentd.services import Services
+from remote_agent.agentd.spares import Spares
 from remote_agent.agentd.store import RunStore
 from remote_agent.agentd.workers import Workers
 from remote_agent.agentd.zygotes import Zygotes
@@ -96,6 +97,9 @@ class Supervisor:
         gpu_locks = GpuLocks(self.events, self.options.lock_folders)
         self.parking = Parking(self._residents, workers, slots, gpu_locks, self.sampler)
         self._preflights = Preflights(self._reaper, commands, log_descriptor, self.options.idle_s)
+        self._spares = Spares(
+            self._reaper, workers, self._zygotes, log_descriptor, self.options.idle_s, self.options.zygote.spare_s
+        )
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(
             state,
@@ -105,6 +109,7 @@ class Supervisor:
             slots,
             gpu_locks,
             workers,
+            self._spares,
             self._preflights,
             self._residents,
             self.parking,
@@ -124,7 +129,7 @@ class Supervisor:
         self.events.emit(DaemonStarted(__version__, self.boot_id, os.getpid()))
         self._end_what_was_left()
         self._keeper.start()
-        self._preflights.agent_is_idle()
+        self._agent_is_idle()
         self._watching = [
             asyncio.ensure_future(self.sampler.supervise()),
             asyncio.ensure_future(self._residents.kept.watch(self.options.keeper_s)),
@@ -144,6 +149,7 @@ class Supervisor:
             raise RefusedError("unsupported", text)
         run = Run(self._services, params, arm)
         self.events.emit_or_refuse(run.accepted(), params.run_uid)
+        self._spares.agent_is_busy()
         self._runs[params.run_uid] = run
         task = self._tasks[params.run_uid] = asyncio.ensure_future(run.execute())
         task.add_done_callback(lambda _: self._forget(params.run_uid))
@@ -191,7 +197,7 @@ class Supervisor:
         start_ns = time.monotonic_ns()
         total, available = hostfacts.memory_bytes()
         report = self.sampler.report
-        gpus, unexplained = account(report.gpus if report else (), self._residents.all())
+        gpus, unexplained = account(report.gpus if report else (), self._residents.all(), self._spares.pids.values())
         return Probe(
             hostfacts.hostname(),
             os.uname().release,
@@ -215,6 +221,7 @@ class Supervisor:
             "preflight": self._preflights.pid,
         }
         processes.update({f"zygote {index}": pid for index, pid in enumerate(self._zygotes.pids, 1)})
+        processes.update(self._spares.pids)
         for run in self._runs.values():
             processes.update(run.pids)
         processes.update(self._residents.pids)
@@ -234,7 +241,10 @@ class Supervisor:
         if params.everything or params.run_uid is not None:
             run_uid = None if params.everything else params.run_uid
             released = await self._residents.release(run_uid, "released by request", params.force, params.wait_s)
-        return ReleaseResult(released, params.driver and await self._keeper.release())
+        is_closed = params.driver and await self._keeper.release()
+        if params.everything or params.driver:
+            is_closed = await self._spares.end_all() and is_closed
+        return ReleaseResult(released, is_closed)
 
     async def stop_standbys(self, recipe: str) -> tuple[Resident, ...]:
         """End the standbys of a recipe, armed or with weights, and what arms one now. Raises: RefusedError"""
@@ -268,6 +278,7 @@ class Supervisor:
         await asyncio.gather(*(run.finished.wait() for run in list(self._runs.values())))
         await self.parking.stop()
         await self._residents.end_all(reason)
+        await self._spares.end_all()
         self._zygotes.stop()
         self._preflights.stop()
         self.sampler.stop()
@@ -297,6 +308,7 @@ class Supervisor:
     def _gpu_damaged(self, uuid: str, reason: str) -> None:
         for run in self._runs.values():
             run.device_failed(uuid, reason)
+        self._spares.lose(uuid)
         self._residents.lose(uuid, reason)
 
     def _progress(self, progress: Progress) -> None:
@@ -306,7 +318,11 @@ class Supervisor:
         """Drop a run that has ended; its record is in the store."""
         del self._runs[run_uid], self._tasks[run_uid]
         if not self._runs and not self._closing:
-            self._preflights.agent_is_idle()
+            self._agent_is_idle()
+
+    def _agent_is_idle(self) -> None:
+        self._preflights.agent_is_idle()
+        self._spares.agent_is_idle()
 
     def _refuse_unsupported(self, params: RunStartParams) -> None:
         recipe = params.recipe

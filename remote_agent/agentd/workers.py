@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from remote_agent.agentd.channel import Channel
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.paths import tail
 from remote_agent.agentd.reaper import Child, Reaper
-from remote_agent.agentd.zygotes import ZygoteError, Zygotes
+from remote_agent.agentd.zygotes import Zygote, ZygoteError, Zygotes
 from remote_agent.errors import AgentError
 from remote_agent.protocol.internal import (
     InternalMessage,
@@ -33,6 +34,9 @@ SETTLE_S = 1.0
 RELEASE_S = 5.0
 
 Answer = TypeVar("Answer")
+
+Fork = Callable[[ZygoteFork, socket.socket, int], Awaitable[int]]
+"""Has a zygote fork a worker that has a socket and a log, and gives its pid. Raises: ZygoteError"""
 
 
 class SpawnError(AgentError):
@@ -74,22 +78,36 @@ class Worker:
     def is_alive(self) -> bool:
         return not self.gone.done()
 
+    @property
+    def is_reachable(self) -> bool:
+        return self.child.is_alive and self._channel.is_open
+
     def assign(self, order: Order, asked_mono_ns: int) -> None:
-        """Give it a job, the first or a further one."""
-        self.order = order
-        self.send(
-            WorkerJob(
-                order.run_uid,
-                order.recipe,
-                order.device,
-                asked_mono_ns,
-                order.cache_directory,
-                self.zygote_reason,
-                order.state_directory,
-                order.owner,
-                order.arm,
-            )
+        """Give it a job, the first or a further one; what it prints from then on goes to that run's log.
+
+        Raises: SpawnError if there can be no log; then it is ended
+        """
+        job = WorkerJob(
+            order.run_uid,
+            order.recipe,
+            order.device,
+            asked_mono_ns,
+            order.cache_directory,
+            self.zygote_reason,
+            order.state_directory,
+            order.owner,
+            order.arm,
         )
+        try:
+            stderr = open_stderr(order.stderr)
+        except OSError as error:
+            self.child.signal(signal.SIGKILL)
+            raise SpawnError(f"the worker's log can't be opened: {error}") from error
+        try:
+            self._channel.send(job, (stderr,))
+        finally:
+            os.close(stderr)
+        self.order = order
 
     def send(self, message: InternalMessage) -> None:
         self._channel.send(message)
@@ -180,6 +198,11 @@ class Workers:
         worker.assign(order, asked_mono_ns)
         return worker
 
+    async def fork_spare(self, zygote: Zygote, order: Order, stderr: int) -> Worker:
+        """Return a worker without a job, for another order like that one. Raises: ZygoteError, OSError"""
+        child, link = await self._fork(zygote.fork, {}, stderr)
+        return Worker(order, child, link, None)
+
     async def _process(self, order: Order, stderr: int) -> tuple[Child, socket.socket, str | None]:
         """Return a worker's process and our end of its link; where no zygote forked it, the reason too.
 
@@ -190,7 +213,7 @@ class Workers:
         if not order.recipe.needs_device:
             return *self._spawn(self._commands.talking("cacher"), {}, stderr), None
         try:
-            return *await self._fork(order, stderr), None
+            return *await self._fork(partial(self._zygotes.fork, order.python), order.recipe.environment, stderr), None
         except ZygoteError as error:
             reason = str(error)
         argv = self._commands.talking("worker", order.python)
@@ -206,12 +229,11 @@ class Workers:
             ours.close()
             raise
 
-    async def _fork(self, order: Order, stderr: int) -> tuple[Child, socket.socket]:
+    async def _fork(self, fork: Fork, environment: Mapping[str, str], stderr: int) -> tuple[Child, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                request = ZygoteFork(order.recipe.environment)
-                return self._reaper.adopt(await self._zygotes.fork(order.python, request, theirs, stderr)), ours
+                return self._reaper.adopt(await fork(ZygoteFork(environment), theirs, stderr)), ours
         except BaseException:
             ours.close()
             raise

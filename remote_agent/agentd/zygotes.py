@@ -46,8 +46,11 @@ class ZygoteError(AgentError):
 
 @dataclass(frozen=True)
 class ZygoteTimes:
+    """``spare_s``: how long a spare worker may take to be ready; a driver may have to set up its GPUs first."""
+
     ready_s: float = 180.0
     fork_s: float = 10.0
+    spare_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,11 @@ class ZygoteKey:
 class Zygote:
     """One zygote process. `fork` waits until its imports are done."""
 
-    def __init__(self, child: Child, link: socket.socket, stderr: Path, adopt: Callable[[int], Child]) -> None:
+    def __init__(
+        self, child: Child, link: socket.socket, stderr: Path, adopt: Callable[[int], Child], times: ZygoteTimes
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self.child, self.stderr, self._adopt = child, stderr, adopt
+        self.child, self.stderr, self._adopt, self._times = child, stderr, adopt, times
         self.used_s = time.monotonic()
         self.ready: asyncio.Future[ZygoteReady] = loop.create_future()
         self.fingerprint: tuple[int, ...] = ()
@@ -71,12 +76,12 @@ class Zygote:
         self._channel = Channel(link, self._heard, self._closed)
         child.exit.add_done_callback(lambda _: self._ended())
 
-    async def fork(self, request: ZygoteFork, descriptors: Sequence[int], times: ZygoteTimes) -> int:
-        """Return the pid of a new worker. Raises: ZygoteError"""
+    async def fork(self, request: ZygoteFork, link: socket.socket, stderr: int) -> int:
+        """Return the pid of a new worker that has ``link`` and ``stderr``. Raises: ZygoteError"""
         self.used_s = time.monotonic()
-        await self._within(self.ready, times.ready_s, "is not ready")
-        copies = [os.dup(descriptor) for descriptor in descriptors]
-        exchange = asyncio.ensure_future(self._exchange(request, copies, times))
+        await self._within(self.ready, self._times.ready_s, "is not ready")
+        copies = [os.dup(descriptor) for descriptor in (link.fileno(), stderr)]
+        exchange = asyncio.ensure_future(self._exchange(request, copies))
         try:
             result = await asyncio.shield(exchange)
         except asyncio.CancelledError:
@@ -101,9 +106,7 @@ class Zygote:
         """Return the change times of the directories it imported from; -1 for one that is gone."""
         return tuple(_mtime_ns(path) for path in self.ready.result().fingerprint_paths)
 
-    async def _exchange(
-        self, request: ZygoteFork, descriptors: Sequence[int], times: ZygoteTimes
-    ) -> ZygoteForked | ZygoteRefused:
+    async def _exchange(self, request: ZygoteFork, descriptors: Sequence[int]) -> ZygoteForked | ZygoteRefused:
         """Ask and wait for the answer, one at a time: answers carry no name of their question."""
         try:
             async with self._one_at_a_time:
@@ -112,7 +115,7 @@ class Zygote:
                 answer: asyncio.Future[ZygoteForked | ZygoteRefused] = asyncio.get_running_loop().create_future()
                 self._answer = answer
                 self._channel.send(request, descriptors)
-                return await self._within(answer, times.fork_s, "did not answer")
+                return await self._within(answer, self._times.fork_s, "did not answer")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -169,6 +172,7 @@ class Zygotes:
         self._times = times or ZygoteTimes()
         self._zygotes: dict[ZygoteKey, Zygote] = {}
         self._numbers = itertools.count(1)
+        self.on_end: Callable[[Zygote], None] = lambda zygote: None
 
     @property
     def pids(self) -> list[int]:
@@ -176,8 +180,13 @@ class Zygotes:
 
     async def fork(self, python: tuple[str, ...], request: ZygoteFork, link: socket.socket, stderr: int) -> int:
         """Return the pid of a worker that has ``link`` and ``stderr``. Raises: ZygoteError"""
-        zygote = self._get(python, request.environment)
-        return await zygote.fork(request, (link.fileno(), stderr), self._times)
+        return await self._get(python, request.environment).fork(request, link, stderr)
+
+    def find(self, python: tuple[str, ...]) -> Zygote | None:
+        """Return the zygote that would fork for a run without an environment of its own, if it is up; start none."""
+        zygote = self._zygotes.get(ZygoteKey(python, ()))
+        is_up = zygote is not None and zygote.ready.done() and zygote.failure is None and not zygote.has_changed()
+        return zygote if is_up else None
 
     def stop(self) -> None:
         for zygote in self._zygotes.values():
@@ -217,7 +226,9 @@ class Zygotes:
             theirs.close()
             if descriptor >= 0:
                 os.close(descriptor)
-        return Zygote(child, ours, stderr, self._reaper.adopt)
+        zygote = Zygote(child, ours, stderr, self._reaper.adopt, self._times)
+        child.exit.add_done_callback(lambda _: self.on_end(zygote))
+        return zygote
 
     def _retire_surplus(self, keep: ZygoteKey) -> None:
         idle = sorted((key for key in self._zygotes if key != keep), key=lambda key: self._zygotes[key].used_s)

@@ -2,6 +2,7 @@
 
 A thread reads all the time, so that a worker in the middle of a stage ends at once when
 the socket closes. Ending means the whole process group: a compiler started here goes too.
+A descriptor beside a message is a log: what is printed from then on goes there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 from typing import NoReturn
 
@@ -56,12 +58,34 @@ class Channel:
     def _read_until_closed(self) -> None:
         reader = FrameReader()
         try:
-            while data := self._sock.recv(CHUNK_BYTES):
+            while True:
+                data, descriptors, _, _ = socket.recv_fds(self._sock, CHUNK_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                for descriptor in descriptors:
+                    print_to(descriptor)
+                if not data:
+                    break
                 for line in reader.feed(data):
                     self._incoming.put(parse(line))
         except (OSError, ProtocolError):
             pass
         end_abandoned()
+
+
+def print_to(log: int) -> None:
+    """Make ``log`` this process's stdout and stderr, and close it; what was printed before stays where that went."""
+    flush_output()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def flush_output() -> None:
+    """Have what was printed written, where that can be."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
 
 
 def end_abandoned() -> NoReturn:

@@ -23,6 +23,8 @@ from remote_agent.protocol.internal import (
     WorkerJob,
     WorkerMap,
     WorkerMapped,
+    WorkerPrepare,
+    WorkerPrepared,
     WorkerReady,
     WorkerRelease,
     WorkerUnmap,
@@ -33,6 +35,7 @@ from remote_agent.protocol.messages import Finding, Recipe, Tier
 if TYPE_CHECKING:
     from remote_agent.devices import Device
     from remote_agent.pipeline.first_request import Answer
+    from remote_agent.pipeline.init import Prepared
     from remote_agent.pipeline.keeping import Keeping
     from remote_agent.pipeline.making import Held, Making
     from remote_agent.pipeline.timing import Measure
@@ -54,6 +57,7 @@ class Runner:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._device: Device | None = None
+        self._prepared: Prepared | None = None
         self._has_context = False
         self._held: Held | None = None
         self._keeper: Keeping | None = None
@@ -71,6 +75,20 @@ class Runner:
             traceback.print_exc(file=sys.stderr)
             self._line.send(WorkerFailed(describe_failure(error, stages.current)))
             return False
+
+    def prepare(self, message: WorkerPrepare) -> None:
+        """Do the first job's ``init`` before it comes, and report that. Never raises: the job does what failed here."""
+        problem = None
+        try:
+            from remote_agent.pipeline import init
+
+            self._prepared = init.prepare_device(message.device)
+            self._device = self._prepared.device
+            import_model_code(Path(message.model).expanduser())
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            problem = describe_failure(error, None).detail
+        self._line.send(WorkerPrepared(problem))
 
     def move(self, message: WorkerUnmap | WorkerMap) -> None:
         """Unmap the held weights for a checkpoint of this process, or map them again, and report it. Never raises."""
@@ -119,12 +137,16 @@ class Runner:
         return True
 
     def _initialise(self, job: WorkerJob, stages: Stages) -> Device:
-        if self._device is not None:
-            if job.device != self._device.name:
-                raise fail("wrong_device", f"this worker has {self._device.name} and the job is for {job.device}")
+        if self._device is not None and job.device != self._device.name:
+            raise fail("wrong_device", f"this worker has {self._device.name} and the job is for {job.device}")
+        if self._device is not None and self._prepared is None:
             stages.reuse("init", STANDBY, job.init_mono_ns)
             return self._device
         with stages.measure("init", start_mono_ns=job.init_mono_ns) as measure:
+            if self._prepared is not None:
+                prepared, self._prepared = self._prepared, None
+                prepared.tell(measure)
+                return prepared.device
             from remote_agent.pipeline import init
 
             self._device = init.initialise_device(job, measure)

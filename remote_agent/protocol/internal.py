@@ -107,7 +107,7 @@ class ZygoteRefused:
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """The first message to a worker: one run on one device (``cpu`` or a GPU UUID).
+    """One run on one device (``cpu`` or a GPU UUID). The descriptor beside it is the run's log.
 
     ``init_mono_ns``: when agentd asked for the worker, where the ``init`` stage starts.
     ``state_directory``: where the keeper is found that may have the weights; ``owner``: whose they are there.
@@ -123,6 +123,21 @@ class WorkerJob:
     state_directory: str | None = None
     owner: str = ""
     arm: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerPrepare:
+    """Do what stage ``init`` does, before there is a job: all but a context. ``model``: whose code to import."""
+
+    device: str
+    model: str
+
+
+@dataclass(frozen=True)
+class WorkerPrepared:
+    """The answer to `WorkerPrepare`; with a ``problem`` nothing is ready, and a job would start from nothing."""
+
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -310,10 +325,10 @@ class SamplerReport:
 
 
 InternalMessage = Union[
-    PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerGo, WorkerStage,
-    WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerLetsGo,
-    WorkerRelease, WorkerUnmap, WorkerUnmapped, WorkerMap, WorkerMapped, ParkJob, ParkReady, ParkGo, ParkReport,
-    SamplerReport,
+    PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerPrepare, WorkerPrepared,
+    WorkerGo, WorkerStage, WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed,
+    WorkerLetsGo, WorkerRelease, WorkerUnmap, WorkerUnmapped, WorkerMap, WorkerMapped, ParkJob, ParkReady, ParkGo,
+    ParkReport, SamplerReport,
 ]  # fmt: skip
 
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}

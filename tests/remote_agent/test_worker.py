@@ -17,6 +17,8 @@ from remote_agent.protocol.internal import (
     WorkerFailed,
     WorkerFinding,
     WorkerGo,
+    WorkerPrepare,
+    WorkerPrepared,
     WorkerReady,
     WorkerRelease,
     WorkerStage,
@@ -97,6 +99,61 @@ def test_a_fresh_worker_goes_through_every_stage_and_reuses_what_it_has(llama: P
         assert request.start_mono_ns >= (spans["compile"].end_mono_ns or 0) > 0
 
 
+def test_a_spare_has_done_init_before_its_job_and_says_so(zygote: Zygote, llama: Path, tmp_path: Path) -> None:
+    """Of ``init`` the run pays what it waits; what was printed before the job is not in the run's log."""
+    spare_log, log = tmp_path / "spare-log", tmp_path / "log"
+    with zygote.worker(spare_log) as worker:
+        worker.end.send(WorkerPrepare("cpu", str(llama)))
+        prepared = worker.end.receive()
+        with log.open("ab") as file:
+            job = job_for(recipe_for(loud(llama, tmp_path), trust_remote_code=True), tmp_path)
+            messages = do_job(worker.end, job, log=file.fileno())
+        again = do_job(worker.end, job_for(recipe_for(llama), tmp_path))
+
+    init = stages_over(messages)["init"]
+    assert prepared == WorkerPrepared()
+    assert (init.status, init.start_mono_ns) == (StageStatus.REUSED, job.init_mono_ns)
+    assert init.reason == "done by a spare worker before the run"
+    assert init.extra["beforehand_ns"] > init.extra["driver_ns"] > 0
+    assert init.extra["forked"] is True
+    assert stages_over(messages)["context"].status is StageStatus.DONE
+    assert only(messages, WorkerReady).output
+    assert b"to stderr" in log.read_bytes()
+    assert spare_log.read_bytes() == b""
+    assert stages_over(again)["init"].reason == "the standby has it"
+
+
+def test_a_job_that_comes_while_a_spare_is_made_ready_pays_for_the_rest(
+    zygote: Zygote, llama: Path, tmp_path: Path
+) -> None:
+    """Nothing was done before this one was asked for, so that ``init`` is its own."""
+    with zygote.worker(tmp_path / "log") as worker:
+        job = job_for(recipe_for(llama), tmp_path)
+        worker.end.send(WorkerPrepare("cpu", str(llama)))
+        prepared, *messages = do_job(worker.end, job)
+
+    init = stages_over(messages)["init"]
+    assert prepared == WorkerPrepared()
+    assert (init.status, init.reason) == (StageStatus.DONE, "begun by a spare worker")
+    assert init.extra["beforehand_ns"] == 0
+    assert only(messages, WorkerReady).output
+
+
+def test_a_spare_that_can_not_be_made_ready_says_why_and_starts_from_nothing(
+    zygote: Zygote, llama: Path, tmp_path: Path
+) -> None:
+    """A job that it gets all the same is as in a worker just forked."""
+    with zygote.worker(tmp_path / "log") as worker:
+        worker.end.send(WorkerPrepare("quantum:0", str(llama)))
+        prepared = worker.end.receive()
+        messages = do_job(worker.end, job_for(recipe_for(llama), tmp_path))
+
+    assert isinstance(prepared, WorkerPrepared)
+    assert "quantum:0" in (prepared.problem or "")
+    assert (stages_over(messages)["init"].status, stages_over(messages)["init"].reason) == (StageStatus.DONE, None)
+    assert only(messages, WorkerReady).output
+
+
 def test_a_job_that_compiles_nothing_has_its_cache_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Path
 ) -> None:
@@ -173,6 +230,17 @@ def test_a_published_encoder_answers_through_the_worker(zygote: Zygote, tmp_path
 
 def test_what_a_model_prints_goes_to_the_log(zygote: Zygote, llama: Path, tmp_path: Path) -> None:
     """A checkpoint's own code that writes to both streams, raw descriptors included, disturbs no message."""
+    log = tmp_path / "log"
+    with zygote.worker(log) as worker:
+        messages = do_job(worker.end, job_for(recipe_for(loud(llama, tmp_path), trust_remote_code=True), tmp_path))
+
+    assert only(messages, WorkerReady).output
+    written = log.read_bytes()
+    assert all(text in written for text in (b'{"type": "WorkerReady"}', b"to stderr", b"raw bytes \xff"))
+
+
+def loud(llama: Path, tmp_path: Path) -> Path:
+    """Return the same checkpoint with code of its own that prints."""
     folder = tmp_path / "loud"
     folder.mkdir()
     for file in llama.iterdir():
@@ -191,13 +259,7 @@ def test_what_a_model_prints_goes_to_the_log(zygote: Zygote, llama: Path, tmp_pa
         folder,
         {"model_type": "loud", "auto_map": {"AutoConfig": "loud.LoudConfig", "AutoModelForCausalLM": "loud.LoudModel"}},
     )
-    log = tmp_path / "log"
-    with zygote.worker(log) as worker:
-        messages = do_job(worker.end, job_for(recipe_for(folder, trust_remote_code=True), tmp_path))
-
-    assert only(messages, WorkerReady).output
-    written = log.read_bytes()
-    assert all(text in written for text in (b'{"type": "WorkerReady"}', b"to stderr", b"raw bytes \xff"))
+    return folder
 
 
 def test_a_worker_whose_socket_closes_ends_in_the_middle_of_a_stage(

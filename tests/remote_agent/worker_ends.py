@@ -86,9 +86,9 @@ def job_for(recipe: Recipe, cache: Path, reason: str | None = None) -> WorkerJob
     return WorkerJob("run-00000001", recipe, "cpu", time.monotonic_ns(), str(cache), reason)
 
 
-def do_job(end: End, job: WorkerJob, go: WorkerGo | None = None) -> list[InternalMessage]:
-    """Send one job with its go and return what came back, to the end of the job."""
-    end.send(job)
+def do_job(end: End, job: WorkerJob, go: WorkerGo | None = None, log: int | None = None) -> list[InternalMessage]:
+    """Send one job with its go, and its log if it has one, and return what came back, to the end of the job."""
+    end.send(job, *([] if log is None else [log]))
     end.send(go or WorkerGo(()))
     return end.receive_until(WorkerReady, WorkerFailed)
 

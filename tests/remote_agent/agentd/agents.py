@@ -152,7 +152,8 @@ class Agent:
 
     def params(self, stub: str = "", devices: tuple[str, ...] = ("cpu",), **recipe: Any) -> RunStartParams:
         """Return a request for a run whose children do what ``stub`` says."""
-        environment: Mapping[str, str] = {"STUB": stub, **recipe.pop("environment", {})}
+        told = {"STUB": stub} if stub else {}
+        environment: Mapping[str, str] = {**told, **recipe.pop("environment", {})}
         wanted = Recipe("tiny", ModelSource(str(self.model)), devices=devices, environment=environment, **recipe)
         return RunStartParams(str(uuid.uuid4()), wanted, Actor("ann", "laptop"))
 

@@ -2,8 +2,8 @@
 
 Run as ``stub_children.py VERB --fd N``. A worker and a preflight do what the
 recipe's environment says (``STUB``, words apart by blanks); a zygote and a
-sampler what the files of that name in ``$STUB_FOLDER`` say, when they look. A sampler's
-numbers: bytes in use, uncorrectable errors, bytes of a process's, on each GPU.
+sampler what the files of that name in ``$STUB_FOLDER`` say, when they look, and a spare what ``spare`` says.
+A sampler's numbers: bytes in use, uncorrectable errors, bytes of a process's, on each GPU.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from remote_agent.protocol.internal import (
     WorkerMap,
     WorkerMapped,
     WorkerMaps,
+    WorkerPrepare,
+    WorkerPrepared,
     WorkerProgress,
     WorkerReady,
     WorkerRelease,
@@ -80,9 +82,13 @@ class Line:
 
     def receive(self) -> InternalMessage:
         while not self._frames:
-            data = self.socket.recv(65536)
+            data, logs, _, _ = socket.recv_fds(self.socket, 65536, 1)
             if not data:
                 os._exit(0)
+            for log in logs:
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                os.close(log)
             self._frames += self._reader.feed(data)
         return parse(self._frames.pop(0))
 
@@ -119,6 +125,8 @@ def worker(line: Line) -> None:
     made: tuple[str, ...] = ()
     while True:
         message = line.receive()
+        if isinstance(message, WorkerPrepare):
+            made = prepare(line)
         if isinstance(message, WorkerRelease):
             if (folder() / "keep-on-release").exists():
                 (folder() / "asked-to-release").touch()
@@ -130,6 +138,20 @@ def worker(line: Line) -> None:
             words = message.recipe.environment.get("STUB", "").split()
         if isinstance(message, (WorkerUnmap, WorkerMap)):
             move(line, message, words)
+
+
+def prepare(line: Line) -> tuple[str, ...]:
+    """Do what a spare does before there is a job, and return what that leaves."""
+    print("a spare prepares", file=sys.stderr, flush=True)
+    if told("spare") == "die":
+        os._exit(7)
+    while told("spare") == "wait":
+        time.sleep(0.01)
+    if told("spare") == "fail":
+        line.send(WorkerPrepared("cuInit failed: CUDA_ERROR_NO_DEVICE (100)"))
+        return ()
+    line.send(WorkerPrepared())
+    return ("init",)
 
 
 def move(line: Line, message: WorkerUnmap | WorkerMap, words: list[str]) -> None:
@@ -188,9 +210,10 @@ def serve(line: Line, job: WorkerJob, made: tuple[str, ...]) -> None:
     words = job.recipe.environment.get("STUB", "").split()
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "chatty" in words:
+    if "chatty" in words or told("worker") == "chatty":
         print("first line\n\x1b[31mlast\x07 line", file=sys.stderr, flush=True)
     stage(line, "init", words, job, bool(made), job.init_mono_ns)
+    made = () if made == ("init",) else made
     go = line.receive()
     if isinstance(go, WorkerRelease):
         os._exit(0)

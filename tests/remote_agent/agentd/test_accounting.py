@@ -47,6 +47,16 @@ def test_what_is_left_has_nobody_that_shows(seen: Gpu, residents: list[Resident]
     assert len(findings) == (1 if rest else 0)
 
 
+def test_a_spare_is_the_agent_s_own_and_hides_nothing() -> None:
+    """Where the driver tells no size of it the rest is told all the same; where it does, a refusal has its name."""
+    seen = gpu(processes=(GpuProcess(7, None), GpuProcess(8, GB, "python")))
+    ((accounted,), _) = account([seen], [], spares=(7, 8))
+    memory = device_memory(UUID, SamplerReport("nvml", 0, gpus=(seen,)), 0, [], {8: f"spare {UUID}"})
+
+    assert accounted.memory_unexplained_bytes == 19 * GB
+    assert f"spare {UUID} (1.00 GB, process 8)" in memory.holders
+
+
 def test_memory_held_without_a_process_is_said_with_its_number() -> None:
     """The finding names the GPU and both figures; what is less than the driver's own ado is not worth one."""
     _, (finding,) = account([gpu(used=14 * GB)], [])
