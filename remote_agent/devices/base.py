@@ -62,11 +62,15 @@ class Device(Protocol):
     def reserve(self, size_bytes: int, stand_in: bool = True) -> ReservedRange:
         """Return addresses for at least ``size_bytes``, as much as `share` gives, with a stand-in or nothing there."""
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
-        """Return what ``work`` gives and how to do it again without Python; None where a device has no graphs.
+    @property
+    def has_graphs(self) -> bool:
+        """Whether `capture` is to be had."""
 
-        ``work`` runs a few times. Each replay writes the returned tensor anew. Raises: RuntimeError, DeviceError if it
-        can't be captured.
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+        """Return what ``work`` gives and how to do it again without Python.
+
+        ``work`` runs a few times, at first without being captured. Each replay writes the returned tensor anew.
+        Raises: RuntimeError, DeviceError if it can't be captured.
         """
 
     def close(self) -> None:

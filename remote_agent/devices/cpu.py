@@ -24,6 +24,7 @@ class CpuDevice:
 
     name = "cpu"
     kind = "cpu"
+    has_graphs = False
 
     @property
     def torch_device(self) -> torch.device:
@@ -76,9 +77,8 @@ class CpuDevice:
 
         return ReservedRange(HostPlace(size_bytes), tensor_at, RangeState.STAND_IN if stand_in else RangeState.NOTHING)
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
-        """A CPU has no graphs."""
-        return None
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
+        raise DeviceError("a CPU has no graphs", "capture", "unsupported")
 
     def close(self) -> None:
         """Nothing was taken."""

@@ -40,6 +40,7 @@ class CudaDevice:
     """Implements `Device`. ``driver`` and ``runtime`` may be given for tests."""
 
     kind = "cuda"
+    has_graphs = True
 
     def __init__(self, name: str, driver: Any = None, runtime: Any = None) -> None:
         self.name = name
@@ -165,7 +166,7 @@ class CudaDevice:
         free_bytes, _ = self.memory()
         return ReservedRange(GpuPlace(space, size_bytes, free_bytes), space.to_tensor)
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay] | None:
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
         import torch
 
         stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,14 +86,16 @@ def ask(address: KeeperAddress, line: str, descriptors: Sequence[int] = ()) -> R
         return converse(link, line, descriptors)
 
 
-def lease(address: KeeperAddress, name: str) -> tuple[socket.socket, Reply]:
+def lease(
+    address: KeeperAddress, name: str, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[socket.socket, Reply]:
     """Return the connection that keeps ``name`` attached for as long as it is open, and its descriptors.
 
-    Raises: KeeperGoneError, KeeperError
+    ``meanwhile`` is done while the keeper looks for them. Raises: KeeperGoneError, KeeperError, and what that does
     """
     link = address.connect()
     try:
-        return link, converse(link, f"get {name}")
+        return link, converse(link, f"get {name}", meanwhile=meanwhile)
     except BaseException:
         link.close()
         raise
@@ -111,11 +113,17 @@ def list_residents(address: KeeperAddress) -> tuple[Listed, ...]:
         reply.close()
 
 
-def converse(link: socket.socket, line: str, descriptors: Sequence[int] = ()) -> Reply:
-    """Say one line on a fresh connection and return the answer. Raises: KeeperGoneError, KeeperError"""
+def converse(
+    link: socket.socket, line: str, descriptors: Sequence[int] = (), meanwhile: Callable[[], None] = lambda: None
+) -> Reply:
+    """Say one line on a fresh connection, do something meanwhile, and return the answer.
+
+    Raises: KeeperGoneError, KeeperError, and what ``meanwhile`` does
+    """
     text, taken = b"", list[int]()
     try:
         _say(link, line.encode("ascii") + b"\n", descriptors)
+        meanwhile()
         while not _is_whole(line, text):
             data, came, is_cut = receive(link, READ_BYTES, DESCRIPTORS_MAX)
             taken += came

@@ -20,9 +20,11 @@ from remote_agent.errors import DeviceError, NotArmableError, ResidentLostError
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.loader.views import views_in
 from remote_agent.pipeline.assign import Warm, assign_module, choose_dtype, read_tokenizer
+from remote_agent.pipeline.compilation import find_repeated_layer
 from remote_agent.pipeline.keeping import Backing, Keepable, Keeping
 from remote_agent.pipeline.layout import Layout, plan_layout
-from remote_agent.pipeline.prompt_graph import PromptGraph
+from remote_agent.pipeline.prompt_graph import PromptGraph, capture_prompt
+from remote_agent.pipeline.prompt_layers import pass_over
 from remote_agent.pipeline.timing import Measure
 from remote_agent.pipeline.weights import Weights
 from remote_agent.protocol.internal import ShardIdentity
@@ -32,7 +34,7 @@ from remote_agent.resident.manifest import write_table
 from remote_agent.resident.reserved import RangeState, ReservedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 NAMES_SHOWN = 3
 DEVIATION = 0.02
@@ -105,13 +107,14 @@ def refuse_copies(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], r
         raise NotArmableError(text)
 
 
-def attach_under(armed: Armed, keeping: Keeping, measure: Measure) -> Weights:
+def attach_under(armed: Armed, keeping: Keeping, measure: Measure, use: Callable[[], None]) -> Weights:
     """Map the keeper's weights under what is armed; none of their bytes moves.
 
+    ``use`` may queue work on the device as soon as they lie there: if this raises, that is worth nothing.
     Raises: NotArmableError if they are laid out otherwise; KeeperError, ResidentLostError, DeviceError. After each the
     stand-in lies there again.
     """
-    manifest, steps = keeping.attach_under(armed.range, armed.layout.table, armed.samples)
+    manifest, steps = keeping.attach_under(armed.range, armed.layout.table, armed.samples, use)
     measure.status = StageStatus.REUSED
     measure.path = "attached"
     measure.reason = f"the keeper has it as {manifest.name}: mapped under the armed process"
@@ -158,6 +161,26 @@ def for_request(warm: Warm, armed: Armed, recipe: Recipe) -> Warm:
 def taken_bytes(armed: Armed, device: Device) -> int:
     """Return what an armed process takes of its device beside the context: the stand-in, and what torch has."""
     return armed.range.stand_in_bytes + device.pool_bytes()
+
+
+def make_graph(recipe: Recipe, warm: Warm, is_compiled: bool, device: Device, measure: Measure) -> PromptGraph | None:
+    """Return a graph of the recipe's request; None, and why in the span, where there is none."""
+    if not device.has_graphs or warm.kind != "generate":
+        why = f"{device.kind} has no graphs" if not device.has_graphs else "an encoder's answer is no token"
+        measure.extra["graph"] = f"none: {why}"
+        return None
+    layers = () if is_compiled and recipe.compile.mode == "model" else find_repeated_layer(warm.model)
+    # Compiled functions were compared with eager for passes that leave a cache, and serve no others.
+    prompt = pass_over(warm, layers, leaves_cache=is_compiled)
+    return capture_prompt(prompt, recipe.request, device, measure)
+
+
+def rehearse(armed: Armed) -> None:
+    """Do once what an attach does, over the stand-in: a first time takes longer than all others."""
+    with armed.range.or_stand_in():
+        armed.range.unmap(stand_in=True)
+        armed.samples.queue()
+        armed.samples.checksum()
 
 
 def settle_down() -> None:

@@ -11,7 +11,7 @@ from remote_agent.pipeline.assign import Warm
 from remote_agent.pipeline.compile_attempt import read_counters
 from remote_agent.pipeline.failures import one_line
 from remote_agent.pipeline.forward import embed, end_tokens, make_draw, prepare_inputs, steps
-from remote_agent.pipeline.prompt_graph import PromptGraph, ids_for
+from remote_agent.pipeline.prompt_graph import PromptGraph, Queued, queue_request
 from remote_agent.pipeline.timing import Measure
 from remote_agent.protocol.messages import FirstRequest
 
@@ -32,27 +32,34 @@ class Answer:
     embedding: tuple[float, ...] = ()
 
 
-def answer_request(warm: Warm, request: FirstRequest, graph: PromptGraph | None = None) -> Answer:
+def answer_request(
+    warm: Warm, request: FirstRequest, graph: PromptGraph | None = None, queued: Queued | None = None
+) -> Answer:
     """Return the model's answer, by ``graph`` where it fits. The first output counts when it is on the host.
 
+    ``queued``: the very request, where the device was told already.
     A generated sequence ends with its end token; the request, when all have ended or have their tokens.
     """
     with torch.inference_mode():
-        if graph is not None:
-            ids = ids_for(warm, request, graph)
-            if graph.fits(ids, request):
-                return _replay(warm, ids, graph)
+        if queued is None and graph is not None:
+            queued = queue_request(warm, request, graph)
+        if queued is not None:
+            return _replayed(warm, queued)
         if warm.kind == "generate":
             return _generate(warm, request)
         return _encode(warm, request)
 
 
 def answer_first_request(
-    warm: Warm, request: FirstRequest, measure: Measure, graph: PromptGraph | None = None
+    warm: Warm,
+    request: FirstRequest,
+    measure: Measure,
+    graph: PromptGraph | None = None,
+    queued: Queued | None = None,
 ) -> Answer:
     """Answer the recipe's request and put its figures into the span."""
     graphs = read_counters()["graphs"]
-    answer = answer_request(warm, request, graph)
+    answer = answer_request(warm, request, graph, queued)
     extra = measure.extra
     extra["replayed"] = answer.is_replayed
     extra["new_graphs"] = read_counters()["graphs"] - graphs
@@ -86,11 +93,11 @@ def _generate(warm: Warm, request: FirstRequest) -> Answer:
     return Answer(text, first_ns, inputs.ids.shape[1], tokens=tuple(tuple(row) for row in rows))
 
 
-def _replay(warm: Warm, ids: torch.Tensor, graph: PromptGraph) -> Answer:
-    tokens = graph.answer(ids)
+def _replayed(warm: Warm, queued: Queued) -> Answer:
+    tokens = queued.tokens()
     first_ns = time.monotonic_ns()
     rows = tuple((token,) for token in tokens)
-    return Answer(_text(warm, list(rows[0])), first_ns, ids.shape[1], is_replayed=True, tokens=rows)
+    return Answer(_text(warm, list(rows[0])), first_ns, queued.prompt_tokens, is_replayed=True, tokens=rows)
 
 
 def _text(warm: Warm, tokens: list[int]) -> str:

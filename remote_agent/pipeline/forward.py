@@ -89,11 +89,11 @@ def steps(warm: Warm, inputs: Inputs, draw: Draw) -> Iterator[tuple[torch.Tensor
         ids, cache = chosen[:, None], output[name]
 
 
-def likeliest_next(warm: Warm, ids: torch.Tensor, leaves_cache: bool) -> torch.Tensor:
-    """Return the likeliest id after each sequence, int64[batch], as `steps` does at first and nothing after it."""
+def last_logits(warm: Warm, ids: torch.Tensor, leaves_cache: bool) -> torch.Tensor:
+    """Return the logits after each sequence, [batch, vocabulary], as `steps` does at first and nothing after it."""
     takes = inspect.signature(warm.model.forward).parameters
     keep = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-    return _run(warm, input_ids=ids, use_cache=leaves_cache, **keep).logits[:, -1].argmax(-1)  # type: ignore[no-any-return]
+    return _run(warm, input_ids=ids, use_cache=leaves_cache, **keep).logits[:, -1]  # type: ignore[no-any-return]
 
 
 def cache_argument(warm: Warm) -> str:

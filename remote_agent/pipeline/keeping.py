@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING
 
 from remote_agent.agentd import hostfacts
 from remote_agent.agentd.paths import StateDir
-from remote_agent.errors import AgentError, KeeperError, KeeperGoneError, NotArmableError, ResidentLostError
+from remote_agent.errors import (
+    AgentError,
+    DeviceError,
+    KeeperError,
+    KeeperGoneError,
+    NotArmableError,
+    ResidentLostError,
+)
 from remote_agent.keeper.client import KeeperAddress, ask, list_residents
 from remote_agent.loader.header_text import TensorEntry
 from remote_agent.pipeline.imports import installed_versions
 from remote_agent.protocol.internal import Manifest, ShardIdentity, WorkerGo, WorkerJob
 from remote_agent.resident.manifest import write_manifest
-from remote_agent.resident.opening import MapShared, OpenResident, borrow, open_resident
+from remote_agent.resident.opening import Lent, MapShared, OpenResident, borrow, open_resident
 
 if TYPE_CHECKING:
     import torch
@@ -110,32 +117,58 @@ class Keeping:
         self._lease = opened.lease
         return opened
 
-    def attach_under(self, reserved: ReservedRange, table: bytes, samples: Samples) -> tuple[Manifest, dict[str, int]]:
+    def attach_under(
+        self, reserved: ReservedRange, table: bytes, samples: Samples, use: Callable[[], None]
+    ) -> tuple[Manifest, dict[str, int]]:
         """Map the resident at a range where tensors expect it to be laid out as ``table`` says; leased until `detach`.
 
+        ``use`` may queue work on the device as soon as it is mapped: whether it is the right one is looked at while
+        the device works, and when this raises what came of it is worth nothing.
         Returns its manifest and nanoseconds by step. Raises: NotArmableError if it is laid out otherwise; KeeperError,
         ResidentLostError, DeviceError. When this raises the stand-in lies there, as before.
         """
         assert self.name is not None
-        begun = time.monotonic_ns()
-        with borrow(self._address(), self.name) as lent:
-            manifest = lent.manifest
-            self._check(manifest)
-            if lent.table != table or manifest.size_bytes != reserved.size_bytes:
+        clock = time.monotonic_ns
+        unmap_ns = 0
+
+        def clear() -> None:
+            nonlocal unmap_ns
+            at = clock()
+            reserved.unmap(stand_in=False)
+            unmap_ns = clock() - at
+
+        begun = clock()
+        with reserved.or_stand_in(), borrow(self._address(), self.name, clear) as lent:
+            if lent.table != table:
+                self._check(lent.read_manifest())
                 raise NotArmableError(f"{self.name} is laid out otherwise than a load would lay it out now")
-            fetched = time.monotonic_ns()
-            steps = reserved.map(lent.descriptor, manifest.size_bytes, lent.lease.close)
-            mapped = time.monotonic_ns()
-            try:
-                if samples.checksum() != manifest.checksum:
-                    text = "the checksum of its samples is not that of what was loaded"
-                    raise ResidentLostError(f"{self.name}: {text}")
-            except BaseException:
-                reserved.unmap(stand_in=True)
-                raise
+            fetched = clock()
+            steps = self._map(reserved, lent)
+            mapped = clock()
+            samples.queue()  # before the work, or they would wait for it
+            use()
+            used = clock()
+            manifest = self._read(lent, reserved)
+            if samples.checksum() != manifest.checksum:
+                raise ResidentLostError(f"{self.name}: the checksum of its samples is not that of what was loaded")
             self._lease = lent.lease
-        verified = time.monotonic_ns()
-        return manifest, {"fetch": fetched - begun, **steps, "verify": verified - mapped}
+        around = {"fetch": fetched - begun - unmap_ns, "use": used - mapped, "verify": clock() - used}
+        return manifest, {**steps, **around, "unmap": unmap_ns}
+
+    def _map(self, reserved: ReservedRange, lent: Lent) -> dict[str, int]:
+        try:
+            return reserved.map(lent.descriptor, reserved.size_bytes, lent.lease.close)
+        except DeviceError:
+            self._read(lent, reserved)  # its size may be why
+            raise
+
+    def _read(self, lent: Lent, reserved: ReservedRange) -> Manifest:
+        manifest = lent.read_manifest()
+        self._check(manifest)
+        if manifest.size_bytes != reserved.size_bytes:
+            text = f"{self.name} takes {manifest.size_bytes} bytes, a load would take {reserved.size_bytes} now"
+            raise NotArmableError(text)
+        return manifest
 
     def _check(self, manifest: Manifest) -> None:
         if manifest.shards != self._go.shards or manifest.device != self._job.device:

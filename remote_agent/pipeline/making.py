@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.errors import AgentError, DeviceError, KeeperError, NotArmableError, ResidentLostError
+from remote_agent.errors import (
+    AgentError,
+    DeviceError,
+    KeeperError,
+    NotArmableError,
+    ResidentLostError,
+    StageError,
+)
 from remote_agent.pipeline import arming, assign, compilation, prompt_graph, weights
 from remote_agent.pipeline.arming import Armed
 from remote_agent.pipeline.assign import Warm
 from remote_agent.pipeline.failures import one_line
 from remote_agent.pipeline.host import HostShards
 from remote_agent.pipeline.keeping import Backing, Keeping
-from remote_agent.pipeline.prompt_graph import PromptGraph
+from remote_agent.pipeline.prompt_graph import PromptGraph, Queued
 from remote_agent.pipeline.timing import Measure, Stages
 from remote_agent.pipeline.weights import Weights
 from remote_agent.protocol.internal import (
@@ -64,7 +73,10 @@ class Held:
 
 
 class Making:
-    """One job's; what it is about is open to whoever goes on. ``settle`` waits for what a load left behind."""
+    """One job's; what it is about is open to whoever goes on. ``settle`` waits for what a load left behind.
+
+    ``queued``: the job's request, where the device does it already.
+    """
 
     def __init__(
         self,
@@ -80,6 +92,7 @@ class Making:
         self.keeper, self.device, self.stages = keeper, device, stages
         self._host = host
         self.settle: Callable[[], int] | None = None
+        self.queued: Queued | None = None
 
     def warm(self) -> Held:
         """Return the recipe's model with its weights, loaded or found at the keeper."""
@@ -106,8 +119,8 @@ class Making:
         with self.stages.measure("compile", self.device) as measure:
             is_compiled = self._compile(warm, measure)
             if armed is not None:
-                graph = prompt_graph.capture_prompt(warm, self._recipe.request, is_compiled, self.device, measure)
-                armed = replace(armed, graph=graph)
+                armed = replace(armed, graph=arming.make_graph(self._recipe, warm, is_compiled, self.device, measure))
+                arming.rehearse(armed)
                 arming.settle_down()
         return Held(self._recipe, self._go.shards, warm, backing, armed)
 
@@ -119,25 +132,27 @@ class Making:
         held = waiting.pop()
         assert held.armed is not None
         found, problem = None, ""
-        with self.stages.measure("weights", self.device) as measure:
+        warm = arming.for_request(held.warm, held.armed, self._recipe)
+        with self.stages.measure("weights") as measure:
             try:
-                found = self._find_weights(measure, held.armed)
+                found = self._find_weights(measure, held.armed, partial(self._ask, warm, held.graph))
                 arming.put_under(held.armed, found, measure)
             except NotArmableError as error:
                 problem = one_line(f"the armed process is not used: {error}")
             if problem:
                 self._tell([Finding("armed_not_used", "warning", problem)])
-                del held
+                del held, warm
                 arming.let_go()
                 found = found or self._find_weights(measure)
                 measure.reason = "; ".join(filter(None, (problem, measure.reason)))
+            if self.queued is None:  # else the device answers already, over weights that were looked at
+                self.device.synchronise()
         assert found is not None
         if problem or held.armed is None:
             return self._finish(found)
         self.settle = self._host.let_go(self.device, found.settle)
         for stage in ("assign", "compile"):
             self.stages.reuse(stage, ARMED)
-        warm = arming.for_request(held.warm, held.armed, self._recipe)
         backing = replace(found.backing, range=held.armed.range)
         return replace(held, recipe=self._recipe, warm=warm, backing=backing)
 
@@ -170,18 +185,31 @@ class Making:
             self._tell([Finding("compile_fallback", "warning", compiled.fallback)])
         return compiled.used
 
-    def _find_weights(self, measure: Measure, armed: Armed | None = None) -> Weights:
+    def _ask(self, warm: Warm, graph: PromptGraph | None) -> None:
+        """Queue the request where it is a replay; what is wrong with it is for its own stage to say."""
+        if graph is not None:
+            with contextlib.suppress(StageError):
+                self.queued = prompt_graph.queue_request(warm, self._recipe.request, graph)
+
+    def _find_weights(
+        self, measure: Measure, armed: Armed | None = None, use: Callable[[], None] = lambda: None
+    ) -> Weights:
         """Return the keeper's weights where it has them; what can't be used there is dropped and loaded again.
 
-        With ``armed`` they are mapped under it, or loaded so that they can be. Raises: NotArmableError
+        With ``armed`` they are mapped under it, and ``use`` may queue work over them; or loaded so that they can be.
+        Raises: NotArmableError
         """
         if self.keeper.has_weights:
             try:
                 if armed is not None:
-                    return arming.attach_under(armed, self.keeper, measure)
+                    return arming.attach_under(armed, self.keeper, measure, use)
                 return weights.attach_weights(self._recipe, self.device, self.keeper, measure)
             except (KeeperError, ResidentLostError, DeviceError) as error:
+                self.queued = None
                 self._give_up_resident(error, measure)
+            except NotArmableError:
+                self.queued = None
+                raise
         report = self._progress("weights", "bytes", measure)
         under = None if armed is None else armed.range
         registered = self._host.of(self._go.shards, self._tell_one)

@@ -10,62 +10,82 @@ import torch
 from remote_agent.devices import Device
 from remote_agent.devices.base import Replay
 from remote_agent.pipeline.assign import Warm
+from remote_agent.pipeline.compile_attempt import largest_difference
 from remote_agent.pipeline.failures import brief
-from remote_agent.pipeline.forward import likeliest_next, plain_ids, prepare_inputs
+from remote_agent.pipeline.forward import make_draw, plain_ids, prepare_inputs, steps
+from remote_agent.pipeline.prompt_layers import PromptPass
 from remote_agent.pipeline.timing import Measure
 from remote_agent.protocol.messages import FirstRequest
 
 
 @dataclass(frozen=True)
 class PromptGraph:
-    """Captured for one shape of ids, int64[batch, tokens]; ``chosen``, int64[batch], is written by each replay."""
+    """Captured for one shape of ids, int64[batch, tokens]; ``logits``, [batch, vocabulary], are written by each replay.
+
+    ``plain``: the ids of a request of that shape that has no prompt.
+    """
 
     ids: torch.Tensor
-    chosen: torch.Tensor
+    plain: torch.Tensor
+    logits: torch.Tensor
     replay: Replay
 
     def fits(self, ids: torch.Tensor, request: FirstRequest) -> bool:
         """Whether the request's whole answer is what the graph gives: the likeliest id after ids of its shape."""
         return ids.shape == self.ids.shape and request.max_new_tokens == 1 and request.sampling.temperature == 0
 
-    def answer(self, ids: torch.Tensor) -> list[int]:
-        """Return the likeliest next id of each sequence, on the host."""
-        self.ids.copy_(ids, non_blocking=True)
-        self.replay()
-        tokens: list[int] = self.chosen.tolist()  # waits for the device
+    def queue(self, ids: torch.Tensor) -> Queued:
+        """Have the device answer, and return before it has."""
+        queued_mono_ns = time.monotonic_ns()
+        with torch.inference_mode():
+            self.ids.copy_(ids, non_blocking=True)
+            self.replay()
+            return Queued(self.logits.argmax(-1), ids.shape[1], queued_mono_ns)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A replay that the device was told to do. ``chosen``: the likeliest id of each sequence, int64[batch]."""
+
+    chosen: torch.Tensor
+    prompt_tokens: int
+    mono_ns: int
+
+    def tokens(self) -> list[int]:
+        """Return the likeliest next id of each sequence, on the host; waits for the device."""
+        tokens: list[int] = self.chosen.tolist()
         return tokens
 
 
-def capture_prompt(
-    warm: Warm, request: FirstRequest, is_compiled: bool, device: Device, measure: Measure
-) -> PromptGraph | None:
-    """Return a graph of the request's prompt pass; None, and why in the span, where there is none."""
+def capture_prompt(prompt: PromptPass, request: FirstRequest, device: Device, measure: Measure) -> PromptGraph | None:
+    """Return a graph of the request's prompt pass; None, and why in the span, where there is none.
+
+    It was replayed once, with all that belongs to an answer: what a first time costs is paid.
+    """
     begun = time.monotonic_ns()
-    if warm.kind != "generate":
-        measure.extra["graph"] = "none: an encoder's answer is no token"
-        return None
-    ids = prepare_inputs(warm, request).ids.clone()
+    ids = prepare_inputs(prompt.warm, request).ids.clone()
+    plain = plain_ids(prompt.warm, *ids.shape)
     try:
-        # Compiled functions were compared with eager for passes that leave a cache, and serve no others.
-        captured = device.capture(lambda: likeliest_next(warm, ids, leaves_cache=is_compiled))
+        graph = PromptGraph(ids, plain, *device.capture(lambda: prompt.logits(ids)))
+        graph.queue(plain).tokens()
     except Exception as error:  # whatever a model does that can't be captured: it is asked eagerly then
         measure.extra["graph"] = f"none: {brief(error)}"[:500]
         return None
-    if captured is None:
-        measure.extra["graph"] = f"none: {device.kind} has no graphs"
-        return None
     measure.extra["graph"] = f"{ids.shape[0]}x{ids.shape[1]}"
     measure.extra["graph_ns"] = time.monotonic_ns() - begun
-    return PromptGraph(ids, *captured)
+    return graph
 
 
-def has_plain_ids(request: FirstRequest, graph: PromptGraph) -> bool:
-    """Whether the request's ids are known without looking: no prompt, and the shape that was captured."""
-    return request.prompt is None and (request.batch, request.prompt_tokens) == tuple(graph.ids.shape)
+def largest_deviation(warm: Warm, request: FirstRequest, graph: PromptGraph) -> float:
+    """Return how far the last replay's logits are from an ordinary pass's, as a share of the largest of those."""
+    with torch.inference_mode():
+        _, logits = next(steps(warm, prepare_inputs(warm, request), make_draw(request.sampling, warm.device)))
+        return largest_difference(logits, graph.logits)
 
 
-def ids_for(warm: Warm, request: FirstRequest, graph: PromptGraph) -> torch.Tensor:
-    """Return the request's ids, quickly where their shape is the graph's: that one was checked against the model."""
-    if has_plain_ids(request, graph):
-        return plain_ids(warm, request.batch, request.prompt_tokens)
-    return prepare_inputs(warm, request).ids
+def queue_request(warm: Warm, request: FirstRequest, graph: PromptGraph) -> Queued | None:
+    """Queue the request where the graph fits it; None where it does not. Raises: StageError as `prepare_inputs` does"""
+    # What was captured was checked against the model.
+    is_plain = request.prompt is None and (request.batch, request.prompt_tokens) == tuple(graph.plain.shape)
+    ids = graph.plain if is_plain else prepare_inputs(warm, request).ids
+    return graph.queue(ids) if graph.fits(ids, request) else None

@@ -187,8 +187,9 @@ class Runner:
         from remote_agent.pipeline import first_request, hold
 
         recipe, device, stages = making.job.recipe, making.device, making.stages
-        with stages.measure("first_request", device) as measure:
-            answer = first_request.answer_first_request(held.warm, recipe.request, measure, held.graph)
+        queued = making.queued
+        with stages.measure("first_request", device, queued.mono_ns if queued is not None else None) as measure:
+            answer = first_request.answer_first_request(held.warm, recipe.request, measure, held.graph, queued)
         with stages.measure("hold", device) as measure:
             if making.settle is not None:
                 measure.extra["settle_ns"] = making.settle()
@@ -202,19 +203,27 @@ class Runner:
         self._line.send(WorkerReady(answer.first_output_mono_ns, answer.text, kept.tier, kept.bytes, kept.resident))
 
     def _compare_graph(self, held: Held, recipe: Recipe, answer: Answer, measure: Measure) -> tuple[Held, Answer]:
-        """Compare a graph's first answer over real weights with an eager one; a graph that differs is not used."""
-        from remote_agent.pipeline.first_request import answer_request
+        """Compare a graph's first answer over real weights with an ordinary pass's; a graph that differs is not used.
 
-        if not answer.is_replayed or held.is_compared or held.armed is None:
+        Another token may be a near tie: it counts where the logits are as near as compiled ones must be.
+        """
+        from remote_agent.pipeline.compile_attempt import TOLERANCE
+        from remote_agent.pipeline.first_request import answer_request
+        from remote_agent.pipeline.prompt_graph import largest_deviation
+
+        if not answer.is_replayed or held.is_compared or held.graph is None:
             return held, answer
+        deviation = largest_deviation(held.warm, recipe.request, held.graph)
         eager = answer_request(held.warm, recipe.request)
         measure.extra["graph_equal"] = eager.tokens == answer.tokens
-        if eager.tokens == answer.tokens:
+        measure.extra["graph_difference"] = min(deviation, 1e30)
+        if deviation <= TOLERANCE[held.warm.dtype]:
             return replace(held, is_compared=True), answer
         text = (
             f"the graph gave {answer.tokens} and an eager pass {eager.tokens}: the graph is not used, the pass counts"
         )
         self._tell(Finding("graph_differs", "warning", one_line(text)))
+        assert held.armed is not None
         return replace(held, armed=replace(held.armed, graph=None)), eager
 
     def _wait(self, held: Held, making: Making) -> None:

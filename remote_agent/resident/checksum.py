@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,26 +25,73 @@ def sample_offsets(size_bytes: int) -> tuple[int, ...]:
 
 def sampled_checksum(memory: torch.Tensor, size_bytes: int) -> str:
     """Return the checksum of the first ``size_bytes`` of ``memory``, a flat uint8 tensor on any device."""
-    return Samples(memory, size_bytes).checksum()
+    offsets, length = sample_offsets(size_bytes), min(SAMPLE_BYTES, size_bytes)
+    if memory.device.type == "cpu":
+        address = memory.data_ptr()
+        return digest(size_bytes, (ctypes.string_at(address + offset, length) for offset in offsets))
+    return digest(size_bytes, [joined(views_of_samples(memory, offsets, length))])
+
+
+def digest(size_bytes: int, samples: Iterable[bytes]) -> str:
+    """Return the checksum of ``samples``, in their order, of memory of that size."""
+    made = hashlib.blake2b(f"{size_bytes}:".encode(), digest_size=16)
+    for sample in samples:
+        made.update(sample)
+    return made.hexdigest()
 
 
 class Samples:
-    """The samples of one piece of memory; whatever is mapped there when they are asked counts."""
+    """The samples of one piece of memory, read again and again; whatever is mapped there when they are queued counts.
+
+    On a GPU they come by a stream of their own: other work neither waits for them nor they for it.
+    """
 
     def __init__(self, memory: torch.Tensor, size_bytes: int) -> None:
         self._memory, self._size_bytes = memory, size_bytes
-        self._offsets, self._length = sample_offsets(size_bytes), min(SAMPLE_BYTES, size_bytes)
-        self._parts = None if memory.device.type == "cpu" else views_of_samples(memory, self._offsets, self._length)
+        self._reader = None if memory.device.type == "cpu" else SampleReader(memory, size_bytes)
+
+    def queue(self) -> None:
+        """Have a device read them from now on; a CPU reads when asked."""
+        if self._reader is not None:
+            self._reader.queue()
 
     def checksum(self) -> str:
-        """Return what `sampled_checksum` returns of the memory as it is now."""
-        digest = hashlib.blake2b(f"{self._size_bytes}:".encode(), digest_size=16)
-        if self._parts is None:
-            for offset in self._offsets:
-                digest.update(ctypes.string_at(self._memory.data_ptr() + offset, self._length))
-        else:
-            digest.update(joined(self._parts))
-        return digest.hexdigest()
+        """Wait for what was queued, and return what `sampled_checksum` returns of the memory as it was then."""
+        if self._reader is None:
+            return sampled_checksum(self._memory, self._size_bytes)
+        return digest(self._size_bytes, [self._reader.wait()])
+
+
+class SampleReader:
+    """Copies samples of a GPU's memory to one place there, and from that to pinned memory, without waiting."""
+
+    def __init__(self, memory: torch.Tensor, size_bytes: int) -> None:
+        import torch
+
+        offsets, length = sample_offsets(size_bytes), min(SAMPLE_BYTES, size_bytes)
+        parts = views_of_samples(memory, offsets, length)
+        self._stream = torch.cuda.Stream(memory.device, priority=-1)  # type: ignore[no-untyped-call]
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            self._there = torch.empty(sum(part.numel() for part in parts), dtype=torch.uint8, device=memory.device)
+        self._here = torch.empty(self._there.shape, dtype=torch.uint8, pin_memory=True)
+        places = torch.split(self._there, [part.numel() for part in parts])
+        self._copies = [(place.view(part.shape), part) for place, part in zip(places, parts, strict=True)]
+
+    def queue(self) -> None:
+        """Have the samples read as they are now."""
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            for place, part in self._copies:
+                place.copy_(part)
+            self._here.copy_(self._there, non_blocking=True)
+            self._arrived.record(self._stream)
+
+    def wait(self) -> bytes:
+        """Return the samples that were queued, in a row."""
+        self._arrived.synchronize()
+        return ctypes.string_at(self._here.data_ptr(), self._here.nbytes)
 
 
 def views_of_samples(memory: torch.Tensor, offsets: Sequence[int], length: int) -> list[torch.Tensor]:

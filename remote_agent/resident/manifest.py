@@ -83,6 +83,13 @@ def read_manifest(descriptor: int, before: ReadManifest | None = None) -> ReadMa
 
     Raises: ResidentLostError if it is torn, too large or of another format.
     """
+    head, table = read_parts(descriptor)
+    manifest = before.manifest if before is not None and before.head == head else decode_head(head)
+    return ReadManifest(manifest, head, table)
+
+
+def read_parts(descriptor: int) -> tuple[bytes, bytes]:
+    """Return a manifest's first line and its table, neither of them decoded. Raises: ResidentLostError"""
     try:
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes > LIMIT_BYTES:
@@ -95,15 +102,18 @@ def read_manifest(descriptor: int, before: ReadManifest | None = None) -> ReadMa
     head, newline, table = content.partition(b"\n")
     if not newline or len(head) > HEAD_LIMIT_BYTES:
         raise ResidentLostError(f"a manifest of {len(content)} bytes is torn")
-    if before is not None and before.head == head:
-        return ReadManifest(before.manifest, head, table)
+    return head, table
+
+
+def decode_head(head: bytes) -> Manifest:
+    """Return what a manifest's first line says. Raises: ResidentLostError"""
     try:
         found = json.loads(head)
         if isinstance(found, Mapping) and "name" in found and found.get("format") != FORMAT:
             number = shown(str(found.get("format", 1)), 24)
             text = f"{shown(str(found['name']), 200)}: its manifest is of format {number}, not of {FORMAT}"
             raise ResidentLostError(f"{text}: load it again")
-        return ReadManifest(decode(Manifest, found), head, table)
+        return decode(Manifest, found)
     except (DecodeError, ValueError, RecursionError) as error:
         raise ResidentLostError(f"a manifest can't be understood: {shown(str(error), 200)}") from error
 

@@ -15,7 +15,7 @@ from remote_agent.keeper.client import KeeperAddress, lease
 from remote_agent.loader.header_text import TensorEntry
 from remote_agent.protocol.internal import Manifest
 from remote_agent.resident.checksum import sampled_checksum
-from remote_agent.resident.manifest import ReadManifest, read_entries, read_manifest
+from remote_agent.resident.manifest import ReadManifest, decode_head, read_entries, read_parts
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +36,25 @@ class OpenResident:
 
 @dataclass(frozen=True)
 class Lent:
-    """A resident that is not mapped yet: its manifest, its table of tensors unread, its memory and the lease."""
+    """A resident that is not mapped yet: manifest and table of tensors, both unread, its memory and the lease."""
 
-    manifest: Manifest
+    name: str
+    head: bytes
     table: bytes
     descriptor: int
     lease: socket.socket
+
+    def read_manifest(self, before: ReadManifest | None = None) -> Manifest:
+        """Return its manifest; ``before`` is one that was read already. It takes longer than to get it.
+
+        Raises: ResidentLostError if it is not of this name and this boot
+        """
+        manifest = before.manifest if before is not None and before.head == self.head else decode_head(self.head)
+        if manifest.name != self.name:
+            raise ResidentLostError(f"{self.name}: its manifest is of {manifest.name}")
+        if manifest.boot_id != hostfacts.boot_id():
+            raise ResidentLostError(f"{self.name}: was loaded before this boot of the host")
+        return manifest
 
 
 def open_resident(
@@ -53,9 +66,9 @@ def open_resident(
     Raises: KeeperError, ResidentLostError where it can't be used, DeviceError where nothing could be
     """
     begun = time.monotonic_ns()
-    with borrow(address, name, before) as lent:
+    with borrow(address, name) as lent:
+        manifest, link = lent.read_manifest(before), lent.lease
         fetched = time.monotonic_ns()
-        manifest, link = lent.manifest, lent.lease
         memory = map_shared(lent.descriptor, manifest.size_bytes, link.close)
     mapped = time.monotonic_ns()
     tensors = views(memory, read_entries(manifest, lent.table))
@@ -68,32 +81,23 @@ def open_resident(
 
 
 @contextlib.contextmanager
-def borrow(address: KeeperAddress, name: str, before: ReadManifest | None = None) -> Iterator[Lent]:
+def borrow(address: KeeperAddress, name: str, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Lent]:
     """Give what the keeper lends; its descriptor is closed afterwards, and the lease too where the block raises.
 
-    ``before``: its manifest, where it was read already.
-    Raises: KeeperError, ResidentLostError if it is not of this name and this boot
+    ``meanwhile`` is done while the keeper finds it.
+    Raises: KeeperError, ResidentLostError if that is no resident, and whatever ``meanwhile`` does
     """
-    link, reply = lease(address, name)
+    link, reply = lease(address, name, meanwhile)
     try:
-        manifest, _, table = read_manifest(reply.descriptors[0], before)
-        check_manifest(manifest, name, len(reply.descriptors))
-        yield Lent(manifest, table, reply.descriptors[1], link)
+        if len(reply.descriptors) != 2:
+            raise ResidentLostError(f"{name}: came with {len(reply.descriptors)} descriptors instead of 2")
+        manifest, memory = reply.descriptors
+        yield Lent(name, *read_parts(manifest), memory, link)
     except BaseException:
         link.close()
         raise
     finally:
         reply.close()
-
-
-def check_manifest(manifest: Manifest, name: str, descriptors: int) -> None:
-    """Raises: ResidentLostError if the manifest is not of this resident and this boot."""
-    if manifest.name != name:
-        raise ResidentLostError(f"{name}: its manifest is of {manifest.name}")
-    if manifest.boot_id != hostfacts.boot_id():
-        raise ResidentLostError(f"{name}: was loaded before this boot of the host")
-    if descriptors != 2:
-        raise ResidentLostError(f"{name}: came with {descriptors} descriptors instead of 2")
 
 
 def views(memory: torch.Tensor, entries: Sequence[TensorEntry]) -> dict[str, torch.Tensor]:

@@ -6,10 +6,11 @@ mapped over and over; the weights behind a descriptor, read-only; or nothing, ar
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.errors import DeviceError
@@ -151,6 +152,16 @@ class ReservedRange:
         self._clear()
         if stand_in:
             self._put_stand_in()
+
+    @contextlib.contextmanager
+    def or_stand_in(self) -> Iterator[None]:
+        """Have the stand-in there again if the block raises; where that fails too, ``state`` says what lies there."""
+        try:
+            yield
+        except BaseException:
+            if self.state is not RangeState.STAND_IN:
+                self._put_back(RangeState.STAND_IN)
+            raise
 
     def drop_stand_in(self) -> None:
         """Give the stand-in's memory back while weights, or nothing, lie there; `unmap` makes it anew when asked."""

@@ -418,7 +418,7 @@ class FakeGpu(CudaDevice):
     def pool_bytes(self) -> int:
         return POOL_BYTES
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]] | None:
+    def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         """As a graph's, a replay reads what lies where the work read, and writes where it wrote."""
         for _ in range(CAPTURE_WARMUPS):
             work()

@@ -16,6 +16,7 @@ from remote_agent.agentd.paths import StateDir
 from remote_agent.keeper.client import KeeperAddress, list_residents
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.pipeline import init
+from remote_agent.pipeline.making import Making
 from remote_agent.pipeline.runner import Runner
 from remote_agent.protocol.internal import (
     InternalMessage,
@@ -37,6 +38,7 @@ from tests.remote_agent.resident.test_reserved import fails_once
 from tests.remote_agent.worker_ends import only, stages_over
 
 REQUEST = FirstRequest(prompt_tokens=8)
+ARMING_REPLAYS = 1
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ def test_the_first_answer_is_a_replay_and_compared_afterwards(bench: Bench, llam
     assert only(said, WorkerReady).bytes == bench.held.armed.range.stand_in_bytes + bench.gpu.pool_bytes()
     first, second = bench.do(), bench.do()
 
-    assert bench.gpu.replays == 2
+    assert bench.gpu.replays == ARMING_REPLAYS + 2
     assert stages_over(first)["first_request"].extra["replayed"] is True
     assert stages_over(first)["hold"].extra["graph_equal"] is True
     assert stages_over(first)["hold"].extra["settle_ns"] >= 0
@@ -163,7 +165,7 @@ def test_weights_under_an_armed_process_go_for_a_checkpoint_and_come_back(bench:
     assert (away.problem, left) == (None, (0, 0, 1))
     assert bench.held.armed.range.tensor.data_ptr() == address
     assert output(second) == output(first)
-    assert (stages_over(second)["first_request"].extra["replayed"], bench.gpu.replays) == (True, 2)
+    assert (stages_over(second)["first_request"].extra["replayed"], bench.gpu.replays) == (True, ARMING_REPLAYS + 2)
     assert bench.held.backing.keepable is None
 
 
@@ -184,7 +186,7 @@ def test_a_request_that_the_graph_is_not_for_runs_eagerly(bench: Bench, request_
     bench.do(arm=True)
 
     assert output(bench.do(request_)) == expected
-    assert (bench.gpu.replays, bench.held.graph is None) == (0, False)
+    assert (bench.gpu.replays, bench.held.graph is None) == (ARMING_REPLAYS, False)
 
 
 def test_a_graph_that_differs_is_not_used_and_its_answer_is_not_told(bench: Bench) -> None:
@@ -197,7 +199,7 @@ def test_a_graph_that_differs_is_not_used_and_its_answer_is_not_told(bench: Benc
 
     def replay_wrong() -> None:
         real()
-        graph.chosen.add_(1)
+        graph.logits.neg_()
 
     object.__setattr__(graph, "replay", replay_wrong)
     said = bench.do()
@@ -206,7 +208,7 @@ def test_a_graph_that_differs_is_not_used_and_its_answer_is_not_told(bench: Benc
     assert stages_over(said)["hold"].extra["graph_equal"] is False
     assert output(said) == expected
     assert output(bench.do()) == expected
-    assert bench.gpu.replays == 1
+    assert bench.gpu.replays == ARMING_REPLAYS + 1
 
 
 def test_a_model_that_can_t_be_captured_is_armed_without_a_graph(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +228,44 @@ def test_a_model_that_can_t_be_captured_is_armed_without_a_graph(bench: Bench, m
     )
     assert output(said) == expected
     assert stages_over(said)["first_request"].extra["replayed"] is False
+
+
+def test_the_device_answers_while_the_weights_are_looked_at(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay was queued before the checksum was asked for, and the request's span begins there."""
+    bench.do()
+    bench.runner = Runner(bench.line)
+    bench.do(arm=True)
+    samples, order = bench.held.armed.samples, list[object]()
+    queue, checksum = samples.queue, samples.checksum
+    monkeypatch.setattr(samples, "queue", lambda: (order.append(("queue", bench.gpu.replays)), queue()))
+    monkeypatch.setattr(samples, "checksum", lambda: (order.append(("checksum", bench.gpu.replays)), checksum())[1])
+    said = bench.do()
+    weights, request = stages_over(said)["weights"], stages_over(said)["first_request"]
+
+    assert order == [("queue", ARMING_REPLAYS), ("checksum", ARMING_REPLAYS + 1)]
+    assert bench.gpu.replays == ARMING_REPLAYS + 1
+    assert weights.start_mono_ns < request.start_mono_ns < (weights.end_mono_ns or 0)
+
+
+def test_an_answer_over_weights_that_are_not_those_that_were_loaded_is_never_given(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lost: the replay that was queued counts for nothing, the weights are loaded and asked anew."""
+    expected = output(bench.do())
+    bench.runner = Runner(bench.line)
+    bench.do(arm=True)
+    lying = bench.held.armed.range
+    monkeypatch.setattr(bench.held.armed.samples, "checksum", lambda: "another")
+    states = list[RangeState]()
+    monkeypatch.setattr(Making, "_give_up_resident", lambda *_: states.append(lying.state))
+    said = bench.do()
+    stages = stages_over(said)
+
+    assert states == [RangeState.STAND_IN]
+    assert stages["weights"].path != "attached"
+    assert bench.gpu.replays == ARMING_REPLAYS + 2
+    assert stages["first_request"].start_mono_ns >= (stages["weights"].end_mono_ns or 0)
+    assert output(said) == expected
 
 
 def test_without_a_range_a_standby_is_made_as_ever(bench: Bench) -> None:
