@@ -20,11 +20,9 @@ from remote_agent.errors import DeviceError, NotArmableError, ResidentLostError
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.loader.views import views_in
 from remote_agent.pipeline.assign import Warm, assign_module, choose_dtype, read_tokenizer
-from remote_agent.pipeline.compilation import find_repeated_layer
 from remote_agent.pipeline.keeping import Backing, Keepable, Keeping
 from remote_agent.pipeline.layout import Layout, plan_layout
-from remote_agent.pipeline.prompt_graph import PromptGraph, capture_prompt
-from remote_agent.pipeline.prompt_layers import pass_over
+from remote_agent.pipeline.prompt_graph import PromptGraph
 from remote_agent.pipeline.timing import Measure
 from remote_agent.pipeline.weights import Weights
 from remote_agent.protocol.internal import ShardIdentity
@@ -161,18 +159,6 @@ def for_request(warm: Warm, armed: Armed, recipe: Recipe) -> Warm:
 def taken_bytes(armed: Armed, device: Device) -> int:
     """Return what an armed process takes of its device beside the context: the stand-in, and what torch has."""
     return armed.range.stand_in_bytes + device.pool_bytes()
-
-
-def make_graph(recipe: Recipe, warm: Warm, is_compiled: bool, device: Device, measure: Measure) -> PromptGraph | None:
-    """Return a graph of the recipe's request; None, and why in the span, where there is none."""
-    if not device.has_graphs or warm.kind != "generate":
-        why = f"{device.kind} has no graphs" if not device.has_graphs else "an encoder's answer is no token"
-        measure.extra["graph"] = f"none: {why}"
-        return None
-    layers = () if is_compiled and recipe.compile.mode == "model" else find_repeated_layer(warm.model)
-    # Compiled functions were compared with eager for passes that leave a cache, and serve no others.
-    prompt = pass_over(warm, layers, leaves_cache=is_compiled)
-    return capture_prompt(prompt, recipe.request, device, measure)
 
 
 def rehearse(armed: Armed) -> None:

@@ -35,7 +35,7 @@ class CompileAttempt:
     """Puts compiled code into ``parts``, or leaves them eager; never leaves code there that was not compared.
 
     ``run``: gives the model's results at every shape, for ``eager`` the ones to compare with. ``shares``: all parts
-    are layers that one function may serve.
+    are layers that one function may serve. ``make_functions``: where these are kept.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class CompileAttempt:
         eager: list[torch.Tensor],
         tolerance: float,
         measure: Measure,
+        make_functions: Callable[[], LayerFunctions] = LayerFunctions,
     ) -> None:
-        self._parts, self._shares, self._run = parts, shares, run
+        self._parts, self._shares, self._run, self._make_functions = parts, shares, run, make_functions
         self._eager, self._tolerance, self._measure = eager, tolerance, measure
         self._counted: dict[str, int] = {}
-        self.functions = LayerFunctions()
+        self.functions = make_functions()
 
     def compile_and_compare(self, load: Callable[[LayerFunctions], None]) -> str | None:
         """Return why the parts are eager again, or None if they are compiled and right.
@@ -59,7 +60,7 @@ class CompileAttempt:
         """
         extra = self._measure.extra
         allow_recompiles(len(self._parts))
-        self._counted, self.functions = read_counters(), LayerFunctions()
+        self._counted, self.functions = read_counters(), self._make_functions()
         start = time.monotonic_ns()
         try:
             with compile_settings() if self._shares else contextlib.nullcontext():

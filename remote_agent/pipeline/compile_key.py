@@ -47,9 +47,9 @@ def describe_key(
         "python": versions["python"],
         "transformers": versions.get("transformers", UNKNOWN),
         "glowplug": remote_agent.__version__,
-        "glowplug code": _digest_source(shared_layer.__name__),
+        "glowplug code": digest_source(shared_layer.__name__),
         "model": type(warm.model).__name__,
-        "model code": _digest_source(type(warm.model).__module__),
+        "model code": digest_source(type(warm.model).__module__),
         "attention": str(getattr(warm.config, "_attn_implementation", UNKNOWN)),
         "dtype": str(warm.dtype).removeprefix("torch."),
         "request": warm.kind,
@@ -100,7 +100,7 @@ def _digest_settings() -> str:
     return digest_text(json.dumps(portable(), sort_keys=True, default=repr), 12)
 
 
-def _digest_source(module: str) -> str:
+def digest_source(module: str) -> str:
     """Return a digest of a module's source, which may be edited without a new version."""
     try:
         return digest_text(inspect.getsource(sys.modules[module]), 12)

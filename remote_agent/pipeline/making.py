@@ -117,9 +117,11 @@ class Making:
                 warm, backing = self._assign(found, measure)
                 del found
         with self.stages.measure("compile", self.device) as measure:
-            is_compiled = self._compile(warm, measure)
+            self._compile(warm, measure)
             if armed is not None:
-                armed = replace(armed, graph=arming.make_graph(self._recipe, warm, is_compiled, self.device, measure))
+                recipe, root = self._recipe, Path(self.job.cache_directory).expanduser()
+                graph = prompt_graph.capture_prompt(warm, recipe.request, recipe.compile, root, self.device, measure)
+                armed = replace(armed, graph=graph)
                 arming.rehearse(armed)
                 arming.settle_down()
         return Held(self._recipe, self._go.shards, warm, backing, armed)
@@ -174,8 +176,8 @@ class Making:
         self.settle = self._host.let_go(self.device, found.settle)
         return warm, found.backing
 
-    def _compile(self, warm: Warm, measure: Measure, is_rehearsed: bool = False) -> bool:
-        """Warm the kernels, and return whether compiled code is in use."""
+    def _compile(self, warm: Warm, measure: Measure, is_rehearsed: bool = False) -> None:
+        """Warm the kernels, and compile them where the recipe asks for it."""
         report = self._progress("compile", "shapes", measure)
         recipe, cache = self._recipe, Path(self.job.cache_directory)
         compiled = compilation.warm_kernels(
@@ -183,7 +185,6 @@ class Making:
         )
         if compiled.fallback is not None:
             self._tell([Finding("compile_fallback", "warning", compiled.fallback)])
-        return compiled.used
 
     def _ask(self, warm: Warm, graph: PromptGraph | None) -> None:
         """Queue the request where it is a replay; what is wrong with it is for its own stage to say."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,9 +14,9 @@ from remote_agent.pipeline.assign import Warm
 from remote_agent.pipeline.compile_attempt import largest_difference
 from remote_agent.pipeline.failures import brief
 from remote_agent.pipeline.forward import make_draw, plain_ids, prepare_inputs, steps
-from remote_agent.pipeline.prompt_layers import PromptPass
+from remote_agent.pipeline.prompt_layers import plan_pass
 from remote_agent.pipeline.timing import Measure
-from remote_agent.protocol.messages import FirstRequest
+from remote_agent.protocol.messages import CompilePolicy, FirstRequest
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,29 @@ class Queued:
         return tokens
 
 
-def capture_prompt(prompt: PromptPass, request: FirstRequest, device: Device, measure: Measure) -> PromptGraph | None:
+def capture_prompt(
+    warm: Warm, request: FirstRequest, policy: CompilePolicy, cache_root: Path, device: Device, measure: Measure
+) -> PromptGraph | None:
     """Return a graph of the request's prompt pass; None, and why in the span, where there is none.
 
     It was replayed once, with all that belongs to an answer: what a first time costs is paid.
     """
     begun = time.monotonic_ns()
-    ids = prepare_inputs(prompt.warm, request).ids.clone()
-    plain = plain_ids(prompt.warm, *ids.shape)
+    if not device.has_graphs or warm.kind != "generate":
+        why = f"{device.kind} has no graphs" if not device.has_graphs else "an encoder's answer is no token"
+        measure.extra["graph"] = f"none: {why}"
+        return None
+    ids = prepare_inputs(warm, request).ids.clone()
+    plain = plain_ids(warm, *ids.shape)
     try:
+        prompt = plan_pass(warm, ids, policy, cache_root, measure)
         graph = PromptGraph(ids, plain, *device.capture(lambda: prompt.logits(ids)))
         graph.queue(plain).tokens()
     except Exception as error:  # whatever a model does that can't be captured: it is asked eagerly then
         measure.extra["graph"] = f"none: {brief(error)}"[:500]
         return None
+    if prompt.functions is not None and prompt.functions.missed:
+        measure.extra["prompt"] = f"not compiled: {prompt.functions.missed} calls of layers found no function"
     measure.extra["graph"] = f"{ids.shape[0]}x{ids.shape[1]}"
     measure.extra["graph_ns"] = time.monotonic_ns() - begun
     return graph

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +89,21 @@ def run_layer(
 class LayerFunctions:
     """The compiled functions of a model's layers, each found by its guards; new ones are made until it is sealed.
 
-    ``loaded`` and ``traced`` count them. ``not_ahead`` says why some or all calls are left to Dynamo, which compiles
-    in time, guards and recompiles by itself; what it compiled is not saved here.
+    ``dynamic``: a function serves all lengths, else the one that it was made for. ``options`` are Inductor's.
+    ``loaded`` and ``traced`` count them, ``missed`` the calls that no function was found for. ``not_ahead`` says why
+    some or all calls are left to Dynamo, which compiles in time, guards and recompiles by itself; what it compiled is
+    not saved here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dynamic: bool = True, options: Mapping[str, Any] | None = None) -> None:
+        self._dynamic, self._options = dynamic, options or {}
         self._functions: list[Any] = []
         self._in_time: Callable[..., Any] | None = None
         self._sealed = False
         self._traces_ahead = True
         self.loaded = 0
         self.traced = 0
+        self.missed = 0
         self.not_ahead: str | None = None
 
     def load(self, paths: Sequence[Path]) -> None:
@@ -131,7 +135,10 @@ class LayerFunctions:
                 return function  # type: ignore[no-any-return]
         if not self._traces_ahead:
             return self._compile_in_time()
-        return None if self._sealed else self._trace(arguments)
+        if self._sealed:
+            self.missed += 1
+            return None
+        return self._trace(arguments)
 
     def leave_to_dynamo(self, why: str) -> Callable[..., Any]:
         """Return the function that Dynamo compiles as it is called; the first ``why`` is kept."""
@@ -140,15 +147,14 @@ class LayerFunctions:
 
     def _compile_in_time(self) -> Callable[..., Any]:
         if self._in_time is None:
-            self._in_time = torch.compile(run_layer, dynamic=True, backend=BACKEND)
+            self._in_time = torch.compile(run_layer, dynamic=self._dynamic, backend=BACKEND)
         return self._in_time
 
     def _trace(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         if len(self._functions) >= MAX_FUNCTIONS:
             raise RuntimeError(f"the layers need more than {MAX_FUNCTIONS} compiled functions")
-        compiled = torch.compile(
-            run_layer, fullgraph=True, dynamic=True, backend=BACKEND, options={"guard_filter_fn": choose_guards}
-        )
+        options = {"guard_filter_fn": choose_guards, **self._options}
+        compiled = torch.compile(run_layer, fullgraph=True, dynamic=self._dynamic, backend=BACKEND, options=options)
         try:
             if not hasattr(compiled, "aot_compile"):
                 raise NotImplementedError(f"torch {torch.__version__} can't compile ahead of time")
