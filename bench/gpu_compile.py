@@ -2,15 +2,18 @@
 
 ``python bench/gpu_compile.py FOLDER``: FOLDER is a checkpoint, for example from ``bench/make_llama.py FOLDER
 --layers 4``. Every start is a process of its own, forked from this one, which has imported what a zygote imports
-and initialised nothing. Prints one JSON document. Exit code 1 where tokens differ from eager's, a kept cache is no
-hit, or a start fails.
+and initialised nothing; its weights come as a run's do, a rehearsal beside them. Prints one JSON document. Each start
+names what was imported only then; with ``--profile`` one more start from the kept cache says where its time goes. Exit
+code 1 where tokens differ from eager's, a kept cache is no hit, or a start fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
+import pstats
 import shutil
 import statistics
 import sys
@@ -29,6 +32,7 @@ from remote_agent import caches, zygote  # noqa: E402
 from remote_agent.pipeline import imports  # noqa: E402
 
 REQUESTS = 3
+CALLS_SHOWN = 80
 
 
 def main() -> int:
@@ -61,6 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--graphs", type=int, default=2, help="starts without the kept functions (default: 2)")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=16)
+    parser.add_argument("--profile", action="store_true", help="profile one more start from the kept cache")
     parser.add_argument("--cache-parent", type=Path, help="folder for the cache (default: the temporary one)")
     return parser.parse_args()
 
@@ -71,6 +76,8 @@ def measure(
     """Return what each start told, in the order they ran; the first of all is eager."""
     starts = {"eager": [run("off")], "empty": [run("layer")]}
     starts["kept"] = [run("layer") for _ in range(arguments.kept)]
+    if arguments.profile:
+        starts["profiled"] = [run("profile")]
     starts["without functions"] = []
     for _ in range(arguments.graphs):
         shutil.rmtree(root / "functions", ignore_errors=True)
@@ -109,33 +116,37 @@ def start(arguments: argparse.Namespace, root: Path, mode: str, given: dict[str,
 
 def warm_up(arguments: argparse.Namespace, root: Path, mode: str, begun_ns: int) -> dict[str, Any]:
     """Do what a worker does up to its first request, and time each part. Runs in a process of its own."""
-    from safetensors.torch import load_file
-
     from remote_agent.devices import open_device
-    from remote_agent.pipeline import assign, compilation, first_request, init
+    from remote_agent.loader.checkpoint import inspect
+    from remote_agent.pipeline import assign, compilation, first_request, init, weights
     from remote_agent.pipeline.timing import Measure
     from remote_agent.protocol.messages import CompilePolicy, FirstRequest, ModelSource, Recipe
 
     request = FirstRequest("generate", prompt_tokens=arguments.prompt_tokens, max_new_tokens=arguments.new_tokens)
-    recipe = Recipe("compile", ModelSource(str(arguments.folder)), request=request, compile=CompilePolicy(mode))
+    policy = CompilePolicy("layer" if mode == "profile" else mode)
+    recipe = Recipe("compile", ModelSource(str(arguments.folder)), request=request, compile=policy)
     device = open_device(arguments.device)
     init.set_threads()
     device.initialise()
     device.open_context()
-    where = str(device.torch_device)
-    tensors = {
-        name: tensor
-        for shard in sorted(arguments.folder.glob("*.safetensors"))
-        for name, tensor in load_file(shard, device=where).items()
-    }
-    warm, _ = assign.assign_module(recipe, arguments.folder, tensors, device.torch_device, Measure(0))
+    loading = Measure(0)
+    shards = inspect(arguments.folder).identities
+    found = weights.load_weights(recipe, device, shards, loading, lambda done, total: None)
+    warm, _ = assign.assign_module(recipe, arguments.folder, found.tensors, device.torch_device, Measure(0))
+    found.settle()
     device.synchronise()
-    told: dict[str, Any] = {"before_compile_ns": time.monotonic_ns() - begun_ns}
+    told: dict[str, Any] = {"before_compile_ns": time.monotonic_ns() - begun_ns, "weights": dict(loading.extra)}
+    before, profiler = set(sys.modules), cProfile.Profile()
+    if mode == "profile":
+        profiler.enable()
     span = Measure(time.monotonic_ns())
-    compiled = compilation.warm_kernels(warm, request, recipe.compile, root, span, lambda done, total: None)
+    compiled = compilation.warm_kernels(warm, request, policy, root, span, lambda done, total: None)
     device.synchronise()
     told.update(compile_ns=time.monotonic_ns() - span.start_mono_ns, used=compiled.used, reason=span.reason)
-    told["extra"] = dict(span.extra)
+    profiler.disable()
+    told["extra"], told["imported"] = dict(span.extra), sorted(set(sys.modules) - before)
+    if mode == "profile":
+        told["profile"] = longest_calls(profiler)
     told["requests"] = []
     for _ in range(REQUESTS):
         asked = Measure(time.monotonic_ns())
@@ -146,6 +157,16 @@ def warm_up(arguments: argparse.Namespace, root: Path, mode: str, begun_ns: int)
         )
         told["tokens"] = answer.tokens
     return told
+
+
+def longest_calls(profiler: cProfile.Profile) -> list[list[object]]:
+    """Return the functions with the most time below them: name, calls, seconds in it, seconds in it and below."""
+    found = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    rows = [
+        [f"{Path(file).name}:{line} {name}", calls, round(own, 4), round(below, 4)]
+        for (file, line, name), (_, calls, own, below, _) in found.items()
+    ]
+    return sorted(rows, key=lambda row: row[3], reverse=True)[:CALLS_SHOWN]
 
 
 def summarise(starts: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, object]]:
@@ -181,7 +202,7 @@ def find_problems(starts: dict[str, list[dict[str, Any]]]) -> list[str]:
                 problems.append(f"{name}: tokens {one['tokens']} are not eager's {tokens}")
             if kind != "eager" and not one["used"]:
                 problems.append(f"{name}: {one['reason']}")
-            if kind == "kept" and one["extra"].get("cache") != "hit":
+            if kind in ("kept", "profiled") and one["extra"].get("cache") != "hit":
                 problems.append(f"{name}: no hit: {one['reason']}")
             if kind != "eager" and not one["extra"].get("ahead"):
                 problems.append(f"{name}: not ahead of time: {one['extra'].get('not_ahead')}")

@@ -48,7 +48,7 @@ PARTS = (
     loading("warm", 45, 120),
     loading("host", 45, 120),
     Part("pipeline", ("bench/gpu_pipeline.py", "{model}", "--out", "{out}/r.json", "--no-cold"), 90, 300, "r.json"),
-    Part("standby", ("bench/gpu_standby.py", "{model}", "--out", "{out}/r.json"), 60, 180, "r.json"),
+    Part("standby", ("bench/gpu_standby.py", "{model}", "--out", "{out}/r.json"), 90, 270, "r.json"),
     Part("park", ("bench/gpu_park.py", "{model}", "--out", "{out}/r.json"), 60, 180, "r.json"),
     Part("folios", ("-m", "bench", "folios", "--gpu", "--out", "{out}/r.json"), 30, 120, "r.json"),
     Part("compile", ("bench/gpu_compile.py", "{model}", "--graphs", "0"), 90, 240),

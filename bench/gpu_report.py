@@ -180,7 +180,7 @@ def row_cells(row: Row, parts: Mapping[str, Any]) -> list[str]:
     if measured is None:
         return [row.what, row.to_reach, "not measured", "", "", ""]
     figure = spread(measured.values, measured.unit, DIGITS[measured.unit])
-    ratio = f"{measured.ratio} {measured.note}".strip() if measured.ratio else ""
+    ratio = f"{measured.ratio} {measured.note}".strip()
     return [row.what, row.to_reach, figure, measured.ceiling, ratio, verdict(measured)]
 
 

@@ -16,11 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.kernel_table import as_text, profile_kernels
 from remote_agent.agentd.paths import StateDir
 from remote_agent.devices import Device, open_device
 from remote_agent.keeper.client import KeeperAddress, list_residents
 from remote_agent.loader.checkpoint import inspect
 from remote_agent.pipeline import arming, compilation, prompt_graph
+from remote_agent.pipeline.compile_attempt import TOLERANCE
 from remote_agent.pipeline.first_request import answer_request
 from remote_agent.pipeline.keeping import Keeping
 from remote_agent.pipeline.making import Held
@@ -39,20 +41,31 @@ def main() -> int:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--state-dir", type=Path, required=True, help="of the agent whose keeper has the weights")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="write there what the device does in one replay")
+    parser.add_argument("--cache", type=Path, help="folder for what is compiled (default: one of its own, removed)")
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="glowplug-bench-") as folder:
+        print(json.dumps(measure(arguments, arguments.cache or Path(folder))))
+    return 0
+
+
+def measure(arguments: argparse.Namespace, cache: Path) -> dict[str, Any]:
+    """Return what arming took and what each round did, the first apart: it is all that a process armed once does."""
     state = StateDir(arguments.state_dir)
     recipe = read_recipe(arguments.recipe)
     (resident,) = [one.name for one in list_residents(KeeperAddress(state))]
     name = resident.rpartition("@")[2]
-    job = WorkerJob("bench-00000001", recipe, name, 0, tempfile.mkdtemp(), None, str(state.root), "bench")
+    job = WorkerJob("bench-00000001", recipe, name, 0, str(cache), None, str(state.root), "bench")
     go = WorkerGo(inspect(Path(recipe.model.path)).identities, resident, True)
     device = open_device(name)
     device.initialise()
     device.open_context()
     held, armed = arm(recipe, job, go, device)
     rounds = [answer(held, job, go, device) for _ in range(arguments.rounds)]
-    print(json.dumps({"armed": armed, "first": rounds[0], "rounds": rounds[1:], "medians_ms": medians(rounds[1:])}))
-    return 0
+    found = {"armed": armed, "first": rounds[0], "rounds": rounds[1:], "medians_ms": medians(rounds[1:])}
+    if arguments.profile is not None:
+        found["kernels"] = profile(held, job, go, device, arguments.profile)
+    return found
 
 
 def arm(recipe: Recipe, job: WorkerJob, go: WorkerGo, device: Device) -> tuple[Held, dict[str, Any]]:
@@ -60,32 +73,42 @@ def arm(recipe: Recipe, job: WorkerJob, go: WorkerGo, device: Device) -> tuple[H
     begun, (free_before, _) = time.monotonic_ns(), device.memory()
     measure, compiling = Measure(0), Measure(0)
     armed, warm, _ = arming.arm_module(recipe, go.shards, device, measure)
-    compiled = compilation.warm_kernels(
-        warm, recipe.request, recipe.compile, Path(job.cache_directory), compiling, lambda done, total: None
-    )
-    graph = prompt_graph.capture_prompt(warm, recipe.request, compiled.used, device, compiling)
+    cache = Path(job.cache_directory)
+    compilation.warm_kernels(warm, recipe.request, recipe.compile, cache, compiling, lambda done, total: None)
+    graph = prompt_graph.capture_prompt(warm, recipe.request, recipe.compile, cache, device, compiling)
+    armed = replace(armed, graph=graph)
+    arming.rehearse(armed)
     arming.settle_down()
     facts = {
         "seconds": (time.monotonic_ns() - begun) / 1e9,
         "taken_bytes": free_before - device.memory()[0],
         "stand_in_bytes": armed.range.stand_in_bytes,
         "chunk_limit_bytes": choose_chunk_bytes(armed.range.size_bytes, free_before),
+        "compile_reason": compiling.reason,
         **measure.extra,
         **compiling.extra,
     }
-    return Held(recipe, go.shards, warm, arming.Backing(), replace(armed, graph=graph)), facts
+    return Held(recipe, go.shards, warm, arming.Backing(), armed), facts
 
 
 def answer(held: Held, job: WorkerJob, go: WorkerGo, device: Device) -> dict[str, Any]:
-    """Attach, answer, compare, and leave the stand-in in place again; times in milliseconds."""
+    """Attach, answer, compare, and leave the stand-in in place again; times in milliseconds.
+
+    ``answer_ms``: what is still to be waited for once the weights were found right. ``replay_ms``: a replay alone.
+    """
     assert held.armed is not None
     request, measure, keeping = held.recipe.request, Measure(0), Keeping(job, go)
+    queued: list[prompt_graph.Queued | None] = []
+
+    def ask() -> None:
+        if held.graph is not None:
+            queued.append(prompt_graph.queue_request(held.warm, request, held.graph))
+
     device.synchronise()
     begun = time.monotonic_ns()
-    arming.attach_under(held.armed, keeping, measure)
-    device.synchronise()
+    arming.attach_under(held.armed, keeping, measure, ask)
     attached = time.monotonic_ns()
-    given = answer_request(held.warm, request, held.graph)
+    given = answer_request(held.warm, request, held.graph, *queued)
     row: dict[str, Any] = {
         "first_token_ms": (given.first_output_mono_ns - begun) * MS,
         "attach_ms": (attached - begun) * MS,
@@ -94,9 +117,13 @@ def answer(held: Held, job: WorkerJob, go: WorkerGo, device: Device) -> dict[str
         "token": given.tokens[0][0],
     }
     row |= {key.replace("_ns", "_ms"): value * MS for key, value in measure.extra.items() if key.endswith("_ns")}
+    if held.graph is not None:
+        row["difference"] = prompt_graph.largest_deviation(held.warm, request, held.graph)
+        row["replay_ms"] = timed(held.graph.replay, device)
     row["again_ms"] = timed(lambda: answer_request(held.warm, request, held.graph), device)
-    row["eager_ms"] = timed(lambda: answer_request(held.warm, request), device)
+    row["pass_ms"] = timed(lambda: answer_request(held.warm, request), device)
     row["tokens_equal"] = answer_request(held.warm, request).tokens == given.tokens
+    row["is_right"] = row["tokens_equal"] or row.get("difference", 1.0) <= TOLERANCE[held.warm.dtype]
     other = FirstRequest(prompt_tokens=request.prompt_tokens - 51, max_new_tokens=4)
     row["other_length_ms"] = timed(lambda: answer_request(held.warm, other, held.graph), device)
     row["other_tokens"] = answer_request(held.warm, other, held.graph).tokens[0]
@@ -107,11 +134,24 @@ def answer(held: Held, job: WorkerJob, go: WorkerGo, device: Device) -> dict[str
     return row
 
 
+def profile(held: Held, job: WorkerJob, go: WorkerGo, device: Device, file: Path) -> dict[str, Any]:
+    """Return what the device does in one answer over the weights, and write it as a table."""
+    assert held.armed is not None
+    keeping = Keeping(job, go)
+    arming.attach_under(held.armed, keeping, Measure(0), lambda: None)
+    found = profile_kernels(lambda: answer_request(held.warm, held.recipe.request, held.graph), device)
+    keeping.detach()
+    held.armed.range.unmap(stand_in=True)
+    file.write_text(as_text(found), encoding="utf-8")
+    return found
+
+
 def timed(work: Any, device: Device) -> float:
-    """Return the milliseconds that ``work`` takes on an idle device."""
+    """Return the milliseconds that ``work`` takes on an idle device, to its end there."""
     device.synchronise()
     begun = time.monotonic_ns()
     work()
+    device.synchronise()
     return (time.monotonic_ns() - begun) * MS
 
 

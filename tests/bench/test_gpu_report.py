@@ -142,7 +142,7 @@ def test_figures_of_a_pipeline_a_compile_and_a_standby_are_medians_below_a_limit
         "daemon": [{"agentd_mib": 0}, {"agentd_mib": None}],
     }
     compiled = {"starts": {"kept": [{"compile_ns": 1_500_000_000}, {"error": "died"}]}}
-    standby = {"process": {"first": {"first_token_ms": 90.0}, "rounds": [{"first_token_ms": 7.5}] * 5}}
+    standby = {"processes": {"off": answers(7.5)}, "verified": {"off": True}}
 
     text = render([run(pipeline=pipeline, compile=compiled, standby=standby)])
 
@@ -153,6 +153,40 @@ def test_figures_of_a_pipeline_a_compile_and_a_standby_are_medians_below_a_limit
     assert (answer[1], answer[-1]) == ("7.50 ms (7.50–7.50, n = 5)", "yes")
     assert row(text, "compile, caches kept, zygote up")[-1] == "no, but n = 1"
     assert row(text, "GPU memory of agentd's own process") == ["0", "0 MiB (0–0, n = 1)", "", "", "yes, but n = 1"]
+
+
+def answers(first_token_ms: float) -> dict[str, Any]:
+    """Return what a process armed once found; its first answer counts for nothing."""
+    return {"first": {"first_token_ms": 90.0}, "rounds": [{"first_token_ms": first_token_ms}] * 5}
+
+
+@pytest.mark.parametrize(
+    ("compiled_is_right", "figure", "note", "verdict"),
+    [
+        (True, "6.50", "compiled layers; eager layers 9.00 ms (9.00–9.00, n = 5); in runs of the agent 7.00 ms", "yes"),
+        (False, "9.00", "eager layers; compiled layers 6.50 ms (6.50–6.50, n = 5), **tokens differ**", "no"),
+    ],
+)
+def test_a_standby_s_figure_is_that_of_the_quickest_graph_that_is_right(
+    compiled_is_right: bool, figure: str, note: str, verdict: str
+) -> None:
+    """The note says which one that is, what the other took, and whole runs of the agent with the same."""
+    runs = [{"mode": "layer", "attach_to_first_output_ms": 7.0}, {"mode": "off"}]
+    verified = {"off": True, "layer": compiled_is_right}
+    standby = {"processes": {"off": answers(9.0), "layer": answers(6.5)}, "verified": verified, "runs": runs}
+    cells = row(render([run(standby=standby)]), "attach to a standby → first token, 128 tokens in")
+
+    assert cells[1].startswith(f"{figure} ms")
+    assert cells[3].startswith(note)
+    assert cells[-1] == verdict
+
+
+def test_a_standby_whose_graphs_are_all_wrong_reaches_nothing() -> None:
+    """However quick it was."""
+    standby = {"processes": {"off": answers(1.0), "layer": None}, "verified": {"off": False}}
+    cells = row(render([run(standby=standby)]), "attach to a standby → first token, 128 tokens in")
+
+    assert (cells[3], cells[-1]) == ("**eager layers, tokens differ**", "no")
 
 
 def test_peers_stand_beside_each_other_with_what_kept_one_away() -> None:
