@@ -84,6 +84,7 @@ def test_weights_of_a_dead_loader_are_mapped_and_answer_the_same(
 
     assert only(armed, WorkerReady).tier is Tier.ARMED
     assert stages_over(armed)["compile"].extra["graph"] == "1x64"
+    assert str(stages_over(armed)["compile"].extra.get("prompt")).startswith("compiled: ") is (mode == "layer")
     stages, ready = stages_over(said), only(said, WorkerReady)
     assert [one.finding for one in said if isinstance(one, WorkerFinding)] == []
     assert (stages["weights"].path, stages["assign"].status) == ("attached", StageStatus.REUSED)

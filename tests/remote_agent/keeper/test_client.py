@@ -46,3 +46,22 @@ def test_descriptors_that_did_not_all_come_are_no_answer(answer: bytes, room: in
         with room_for(room), pytest.raises(KeeperError, match=words):
             converse(ours, "get llama@cpu")
         assert open_here() == before
+
+
+def test_something_is_done_while_the_keeper_looks() -> None:
+    """After the line was said and before the answer is heard; where it fails, nothing that came is left open."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open("/dev/null", "rb") as one:
+        before = open_here()
+        heard: list[bytes] = []
+
+        def answer() -> None:
+            heard.append(theirs.recv(100))
+            socket.send_fds(theirs, [b"ok 1 9\n"], [one.fileno()])
+
+        reply = converse(ours, "show llama@cpu", meanwhile=answer)
+        assert (heard, len(reply.descriptors)) == ([b"show llama@cpu\n"], 1)
+        reply.close()
+        with pytest.raises(KeyError):
+            converse(ours, "show llama@cpu", meanwhile=lambda: {}["none"])
+        assert open_here() == before

@@ -10,6 +10,7 @@ import torch
 from remote_agent.resident.checksum import (
     SAMPLE_BYTES,
     SAMPLES,
+    Samples,
     joined,
     sample_offsets,
     sampled_checksum,
@@ -63,3 +64,18 @@ def test_what_lies_behind_the_given_size_does_not_count() -> None:
     other[40_000:] = 9
 
     assert sampled_checksum(content, 40_000) == sampled_checksum(other, 40_000)
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_samples_that_were_queued_are_read_again_each_time(place: str) -> None:
+    """The checksum is that of the memory when they were queued, whatever else the device does meanwhile."""
+    memory = torch.arange(1 << 20, dtype=torch.int64).to(torch.uint8).to(place)
+    samples = Samples(memory, memory.numel())
+    for number in range(3):
+        memory.add_(number)
+        expected = sampled_checksum(memory, memory.numel())
+        samples.queue()
+        busy = torch.ones(2048, 2048, device=place)
+        busy @= busy
+
+        assert samples.checksum() == expected

@@ -14,7 +14,7 @@ from remote_agent.devices.base import Device
 from remote_agent.devices.cpu import CpuDevice
 from remote_agent.errors import DeviceError, ResidentLostError
 from remote_agent.resident import host_range, stand_in
-from remote_agent.resident.reserved import RangeState
+from remote_agent.resident.reserved import RangeState, ReservedRange
 from remote_agent.resident.stand_in import choose_chunk_bytes
 from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
 from tests.remote_agent.resident.test_memory import device_called, open_maps, pattern, write_and_export
@@ -258,3 +258,40 @@ def test_addresses_that_can_t_be_had_are_an_error() -> None:
     """A host that has none left refuses by name."""
     with pytest.raises(DeviceError, match="bytes of addresses can't be had"):
         CpuDevice().reserve(1 << 62)
+
+
+def fail_within(reserved: ReservedRange, work: Callable[[], object]) -> None:
+    with reserved.or_stand_in():
+        work()
+        raise KeyError
+
+
+def test_a_block_that_fails_leaves_the_stand_in_there_again(device: Device) -> None:
+    """Whatever it had put there or taken away; one that ends well leaves what it did."""
+    reserved = device.reserve(SIZE)
+    reserved.tensor[: reserved.stand_in_bytes].fill_(7)
+    descriptor, size = write_and_export(device, SIZE)
+    put = partial(reserved.map, descriptor, size)
+    for work in (partial(reserved.unmap, stand_in=False), put, lambda: None):
+        with pytest.raises(KeyError):
+            fail_within(reserved, work)
+        assert (reserved.state, values(reserved.tensor)) == (RangeState.STAND_IN, [7])
+    with reserved.or_stand_in():
+        put()
+    os.close(descriptor)
+
+    assert reserved.state is RangeState.WEIGHTS
+
+
+def test_a_block_that_fails_where_the_stand_in_can_t_be_had_says_why_it_failed(gpu: FakeGpu) -> None:
+    """Nothing lies there then, and the range says so."""
+    reserved = gpu.reserve(SIZE)
+
+    def break_maps() -> None:
+        reserved.unmap(stand_in=False)
+        gpu.fake_driver.fail_at = "cuMemMap"
+
+    with pytest.raises(KeyError):
+        fail_within(reserved, break_maps)
+
+    assert reserved.state is RangeState.NOTHING
