@@ -201,7 +201,7 @@ def use_host(folder: Path, shards: list[Path], device: str) -> Load:
 
     def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
         loaded = load(
-            inspect(folder), opened, WeightsPolicy(), progress=lambda done, total: None,
+            inspect(folder, known=headers), opened, WeightsPolicy(), progress=lambda done, total: None,
             memory=memory_of(request, opened), registered=kept,
         )  # fmt: skip
         return loaded.tensors, figures_of(loaded)

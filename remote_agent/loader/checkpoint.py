@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from remote_agent.errors import CheckpointError
+from remote_agent.loader.files import identity_of
 from remote_agent.loader.headers import Header, TensorEntry, read_header
 from remote_agent.loader.hub import resolve_snapshot
 from remote_agent.loader.problems import CheckpointProblem, counted, listed, shown
@@ -82,25 +83,29 @@ class Examination:
         }
 
 
-def inspect(path: Path, revision: str | None = None) -> Checkpoint:
+def inspect(path: Path, revision: str | None = None, known: Iterable[Header] = ()) -> Checkpoint:
     """Return the checkpoint at ``path``: a directory, a file, an index, or a Hugging Face cache directory.
 
+    A file that has not changed since its header, among ``known``, was read is not read again.
     Raises: CheckpointError with every problem.
     """
-    examination = examine(path, revision)
+    examination = examine(path, revision, known)
     if examination.checkpoint is None:
         text = "; ".join(str(problem) for problem in examination.problems)
         raise CheckpointError(text, examination.problems)
     return examination.checkpoint
 
 
-def examine(path: Path, revision: str | None = None) -> Examination:
-    """Return what is at ``path`` and everything that is wrong with it; never raises for a bad checkpoint."""
+def examine(path: Path, revision: str | None = None, known: Iterable[Header] = ()) -> Examination:
+    """Return what is at ``path`` and everything that is wrong with it; never raises for a bad checkpoint.
+
+    ``known`` is what `inspect` takes.
+    """
     try:
         selection = select(resolve_snapshot(path, revision))
     except CheckpointError as error:
         return Examination("refused", (), (), 0, 0, error.problems)
-    headers, problems = _read_headers(selection)
+    headers, problems = _read_headers(selection, {header.identity: header for header in known})
     problems = [*selection.problems, *problems]
     found = [header for header in headers if header is not None]
     shadowed: frozenset[tuple[int, str]] = frozenset()
@@ -121,10 +126,13 @@ def examine(path: Path, revision: str | None = None) -> Examination:
     )
 
 
-def _read_headers(selection: Selection) -> tuple[list[Header | None], list[CheckpointProblem]]:
+def _read_headers(
+    selection: Selection, known: Mapping[ShardIdentity, Header]
+) -> tuple[list[Header | None], list[CheckpointProblem]]:
     def read(name: str) -> Header | tuple[CheckpointProblem, ...]:
+        path = selection.root / name
         try:
-            return read_header(selection.root / name, name)
+            return _find_known(path, known) or read_header(path, name)
         except CheckpointError as error:
             return error.problems
 
@@ -138,6 +146,15 @@ def _read_headers(selection: Selection) -> tuple[list[Header | None], list[Check
             results += pool.map(read, rest)
     headers = [result if isinstance(result, Header) else None for result in results]
     return headers, [problem for result in results if not isinstance(result, Header) for problem in result]
+
+
+def _find_known(path: Path, known: Mapping[ShardIdentity, Header]) -> Header | None:
+    if not known:
+        return None
+    try:
+        return known.get(identity_of(str(path.absolute()), path.stat()))
+    except OSError:
+        return None  # `read_header` says why
 
 
 def _compare(

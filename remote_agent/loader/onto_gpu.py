@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,8 @@ from remote_agent.loader.outcome import Memory, Outcome, odd_counters, tensors_i
 from remote_agent.loader.plan import Plan, plan_placement
 from remote_agent.loader.progress import Announce, Progress
 from remote_agent.loader.registrations import Registrations
-from remote_agent.loader.residency import RangeResidency
-from remote_agent.loader.route import RESIDENCY_READERS, Route, choose_route, look_at_page_cache, route_registered
+from remote_agent.loader.route import choose_route, route_registered
 from remote_agent.loader.shards import OpenShards
-from remote_agent.loader.switching import quickly
 from remote_agent.loader.transfer import Transfer
 from remote_agent.protocol.messages import WeightsPolicy
 
@@ -49,7 +46,7 @@ def load_onto_gpu(
     mover = _Mover(checkpoint, device, policy, shards, announce, kept)
     with on_failure(mover.close):
         if meanwhile is None:
-            mover.begin()  # the link has nothing else to do before there is memory to copy to
+            mover.begin()
         allocating = time.monotonic_ns()
         base = _allocate(device, mover.plan, memory or device.allocate)
         mover.steps["allocate"] = time.monotonic_ns() - allocating
@@ -95,8 +92,6 @@ class _Mover:
         self._shards, self._announce, self._kept = shards, announce, kept
         self._ceiling: Ceiling | None = None
         self._transfer: Transfer | None = None
-        self._looking = ThreadPoolExecutor(RESIDENCY_READERS, thread_name_prefix="residency")
-        self._found: Iterator[RangeResidency] | None = None
         self.plan = plan_placement(checkpoint)
         self.steps: dict[str, int] = {}
         self.ceiling_bytes_s = 0.0
@@ -108,46 +103,38 @@ class _Mover:
         return self._transfer
 
     def begin(self) -> None:
-        """Have the page cache looked at and the link measured beside what follows: neither needs memory to copy to."""
+        """Measure the link, choose the route, have readers begin: none of that needs memory to copy to."""
         begun = time.monotonic_ns()
-        if self._kept is None:
-            self._found = look_at_page_cache(self._checkpoint, self._shards, self._looking)
-        self._device.runtime("cudaSetDevice", self._device.ordinal)
-        self._ceiling = self._device.ring.begin_ceiling()
-        self.steps["ring"] = time.monotonic_ns() - begun
-
-    def run(self, target: int, stream: int, progress: Progress, meanwhile: Callable[[], None]) -> None:
-        """Move every byte to ``target``, memory of ``stream``; ``meanwhile`` is called once every copy is queued."""
-        assert self._ceiling is not None
+        device = self._device
+        device.runtime("cudaSetDevice", device.ordinal)
+        self._ceiling = device.ring.begin_ceiling()
         choosing = time.monotonic_ns()
-        route = self._choose_route()
+        limits = device.ring.limits
+        if self._kept is not None:
+            route = route_registered(self._checkpoint, limits)
+        else:
+            route = choose_route(self._checkpoint, self._shards, self._policy, device.runtime, device.ordinal, limits)
+        self.steps.update(ring=choosing - begun, route=time.monotonic_ns() - choosing)
+        self._transfer = Transfer(self._checkpoint, self.plan, device, self._shards, route, self._announce, self._kept)
+        self._transfer.begin()
+
+    def run(self, base: int, stream: int, progress: Progress, meanwhile: Callable[[], None]) -> None:
+        """Move every byte to ``base``, memory of ``stream``; ``meanwhile`` is called once every copy is queued."""
+        assert self._ceiling is not None
         begun = time.monotonic_ns()
-        self._transfer = Transfer(
-            self._checkpoint, self.plan, target, stream, self._device, self._shards, route, self._announce, self._kept
-        )
-        with quickly(self._device.ring.limits.switch_interval_s):
-            self._transfer.run(progress, meanwhile)
+        self.transfer.run(base, stream, progress, meanwhile)
         arrived = time.monotonic_ns()
         self._shards.check_unchanged()
         self.ended_ns = time.monotonic_ns()
         self.ceiling_bytes_s = self._ceiling.finish()
-        self.steps.update(route=begun - choosing, move=arrived - begun, check=self.ended_ns - arrived)
+        self.steps.update(move=arrived - begun, check=self.ended_ns - arrived)
 
-    def _choose_route(self) -> Route:
-        limits = self._device.ring.limits
-        if self._found is None:
-            return route_registered(self._checkpoint, limits)
-        found = tuple(self._found)
-        self._looking.shutdown()
-        return choose_route(self._checkpoint, found, self._policy, self._device.runtime, self._device.ordinal, limits)
-
-    def begin_and_run(self, target: int, stream: int, progress: Progress) -> None:
+    def begin_and_run(self, base: int, stream: int, progress: Progress) -> None:
         self.begin()
-        self.run(target, stream, progress, lambda: None)
+        self.run(base, stream, progress, lambda: None)
 
     def close(self) -> None:
         """Give back what a load that failed leaves; every copy must be over."""
-        self._looking.shutdown()
         closing = [one.close for one in (self._transfer, self._ceiling) if one is not None]
         with finally_do(*closing):
             pass

@@ -51,7 +51,6 @@ class Registrar:
         self,
         checkpoint: Checkpoint,
         plan: Plan,
-        target: int,
         shards: OpenShards,
         runtime: Calls,
         ring: PinnedRing,
@@ -60,7 +59,7 @@ class Registrar:
         limit_bytes: int | None = None,
     ) -> None:
         self._headers = checkpoint.shards
-        self._plan, self._target, self._shards = plan, target, shards
+        self._plan, self._shards = plan, shards
         self._runtime, self._ring = runtime, ring
         self._held = kept or Registrations(checkpoint.shards, runtime, announce)
         self._is_owner = kept is None
@@ -89,8 +88,8 @@ class Registrar:
         self._open.add(shard)
         return True
 
-    def send(self, stream: Any, chunk: Chunk) -> str:
-        """Queue the copies of a stretch of a shard; return the way that was taken.
+    def send(self, stream: Any, chunk: Chunk, base: int) -> str:
+        """Queue the copies of a stretch of a shard to memory at ``base``; return the way that was taken.
 
         Raises: RegistrationRefused; DeviceError; LoadError (``changed``) naming the file.
         """
@@ -103,7 +102,7 @@ class Registrar:
             for offset, length, target in pieces:
                 place = header.data_start + segment.offset + offset
                 for source, part in self._held.sources(segment.shard, place, length):
-                    self._ring.copy(stream, source, self._target + target, part)
+                    self._ring.copy(stream, source, base + target, part)
                     target += part
             for sent in added:
                 self._ring.record(sent.event, stream)

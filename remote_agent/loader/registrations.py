@@ -59,10 +59,10 @@ class Piece(NamedTuple):
 
 
 class Registrations:
-    """Registered pieces of one checkpoint's shards; used by one thread at a time."""
+    """Registered pieces of one checkpoint's shards, which have ``headers``; used by one thread at a time."""
 
     def __init__(self, headers: Sequence[Header], runtime: Calls, announce: Announce) -> None:
-        self._headers, self._runtime, self._announce = headers, runtime, announce
+        self.headers, self._runtime, self._announce = headers, runtime, announce
         self._maps: dict[int, FileMap] = {}
         self._locks: dict[int, int] = {}
         self._pieces: dict[int, list[Piece]] = {}
@@ -91,7 +91,7 @@ class Registrations:
             os.close(duplicate)
             if isinstance(error, BlockingIOError):
                 return False
-            where = filesystem_of(self._headers[shard].path)
+            where = filesystem_of(self.headers[shard].path)
             raise RegistrationRefused(f"flock refused on {where}: {describe(error)}") from error
         self._locks[shard] = duplicate
         return True
@@ -166,7 +166,7 @@ class Registrations:
 
     def _map(self, shards: OpenShards, shard: int) -> FileMap:
         if shard not in self._maps:
-            header = self._headers[shard]
+            header = self.headers[shard]
             self._announce(header.path)
             try:
                 self._maps[shard] = FileMap(shards.descriptors[shard], header.size_bytes)
@@ -181,7 +181,7 @@ class Registrations:
         except OSError as error:
             shards.check(shard)
             if error.errno not in UNPOPULATED:
-                text = f"{shown(self._headers[shard].path.name)}: pages can't be brought in: {describe(error)}"
+                text = f"{shown(self.headers[shard].path.name)}: pages can't be brought in: {describe(error)}"
                 raise RegistrationRefused(text) from error
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -31,6 +32,8 @@ RUNTIME_WITHOUT_DIRTYING = 12080
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 
 RESIDENCY_READERS = 8
+QUICK_NS = 1_000_000
+"""Starting threads takes about as long."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +57,17 @@ class Route:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-def look_at_page_cache(checkpoint: Checkpoint, shards: OpenShards, pool: Executor) -> Iterator[RangeResidency]:
-    """Have all shards looked at, at once; yield what is found of each. The kernel walks its lists without our lock."""
-    return pool.map(measure_ranges, checkpoint.shards, shards.descriptors)
-
-
 def choose_route(
     checkpoint: Checkpoint,
-    found: Sequence[RangeResidency],
+    shards: OpenShards,
     policy: WeightsPolicy,
     runtime: Calls,
     ordinal: int,
     limits: LoaderLimits,
 ) -> Route:
-    """Return the route for ``checkpoint``, of whose shards ``found`` is cached."""
+    """Return the route for ``checkpoint``; reads no byte of it where the kernel can say what is cached."""
     reasons: list[str] = []
+    found = _measure(checkpoint, shards)
     maps = policy.path in ("auto", "mapped") and any(header.data_bytes for header in checkpoint.shards)
     if maps:
         refusal = find_map_refusal(checkpoint, runtime, ordinal, limits)
@@ -133,6 +132,17 @@ def _loaded_driver() -> int | None:
         return None
     found = re.search(r"Kernel Module.*?\s(\d{3,4})\.\d", text)
     return int(found[1]) if found else None
+
+
+def _measure(checkpoint: Checkpoint, shards: OpenShards) -> list[RangeResidency]:
+    """Ask about the first shard, and about the others at once where that takes longer than to start threads."""
+    begun = time.monotonic_ns()
+    found = [measure_ranges(header, shards.descriptors[shard]) for shard, header in enumerate(checkpoint.shards[:1])]
+    rest = checkpoint.shards[1:], shards.descriptors[1:]
+    if (time.monotonic_ns() - begun) * len(rest[0]) < QUICK_NS:
+        return [*found, *map(measure_ranges, *rest)]
+    with ThreadPoolExecutor(RESIDENCY_READERS, thread_name_prefix="residency") as pool:
+        return [*found, *pool.map(measure_ranges, *rest)]
 
 
 def _counters(chunks: Sequence[Chunk], cut: Cut) -> dict[str, int]:

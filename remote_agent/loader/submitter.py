@@ -39,7 +39,6 @@ class Submitter:
         self,
         headers: Sequence[Header],
         plan: Plan,
-        target: int,
         ring: PinnedRing,
         segments: SegmentQueue,
         tally: Tally,
@@ -48,9 +47,10 @@ class Submitter:
         maps: bool,
         maps_alone: bool,
     ) -> None:
-        self._headers, self._plan, self._target, self._ring = headers, plan, target, ring
+        self._headers, self._plan, self._ring = headers, plan, ring
         self._segments, self._tally, self._readers, self._registrar = segments, tally, readers, registrar
         self._maps, self._maps_alone = maps, maps_alone
+        self._base = 0
         self._has_readers = False
         self._reading = 0
         self._elsewhere: set[int] = set()
@@ -60,19 +60,23 @@ class Submitter:
         self.refusals: list[str] = []
         self.times = {"copy": 0, "idle": 0}
 
-    def run(self, start_readers: Callable[[], int], progress: Progress) -> None:
-        """Queue every copy, or return early where a reader failed, which `Tally.error` tells.
-
-        ``start_readers`` starts them, once, and returns how many there are.
-        Raises: DeviceError, LoadError, or what ``progress`` raised.
-        """
-        progress(0, self._tally.total)
-        told = time.monotonic()
+    def begin(self, start_readers: Callable[[], int]) -> None:
+        """Have readers begin, where any are wanted by now; ``start_readers`` does it and returns how many there are."""
         if not self._maps:
             self._segments.close_runs()
+        if not self._has_readers and not (self._maps and self._maps_alone) and not self._segments.is_empty:
+            self._reading, self._has_readers = start_readers(), True
+
+    def run(self, base: int, start_readers: Callable[[], int], progress: Progress) -> None:
+        """Queue every copy to memory at ``base``, or return early where a reader failed, which `Tally.error` tells.
+
+        Raises: DeviceError, LoadError, or what ``progress`` raised.
+        """
+        self._base = base
+        progress(0, self._tally.total)
+        told = time.monotonic()
         while not self._tally.stop.is_set():
-            if not self._has_readers and not (self._maps and self._maps_alone) and not self._segments.is_empty:
-                self._reading, self._has_readers = start_readers(), True
+            self.begin(start_readers)
             has_sent = self._send_full(0)
             self._give_back()
             if self._maps:
@@ -126,7 +130,7 @@ class Submitter:
     def _send(self, full: Full, stream: Any) -> None:
         source = full.buffer.address + full.shift
         for offset, length, target in self._plan.pieces(full.segment):
-            self._ring.copy(stream, source + offset, self._target + target, length)
+            self._ring.copy(stream, source + offset, self._base + target, length)
         self._count(full.way, full.segment.length)
 
     def _give_back(self) -> None:
@@ -153,7 +157,7 @@ class Submitter:
                 self._refuse(chunk, f"registration refused: {name} is registered by another load")
                 self._elsewhere.add(shard)
                 return True
-            way = self._registrar.send(self._ring.pages_stream, chunk)
+            way = self._registrar.send(self._ring.pages_stream, chunk, self._base)
         except RegistrationRefused as refusal:
             self._refuse(chunk, str(refusal))
             return False

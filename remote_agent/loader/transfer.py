@@ -7,6 +7,7 @@ under way, no thread of it is alive, and nothing is registered, mapped, locked o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from remote_agent.loader.schedule import SegmentQueue
 from remote_agent.loader.shards import OpenShards
 from remote_agent.loader.staged import Readers
 from remote_agent.loader.submitter import WAYS, Submitter
+from remote_agent.loader.switching import quickly
 
 if TYPE_CHECKING:
     from remote_agent.devices.cuda import CudaDevice
@@ -44,17 +46,15 @@ class Moved:
 
 
 class Transfer:
-    """One transfer to device address ``target``, memory of ``stream``.
+    """One transfer: `begin` and `run` it once, in one thread, whichever; then `close` it, in any.
 
-    `run` it once, in any thread, then `close` it, which gives back all registrations but ``kept``.
+    That gives back all registrations but ``kept``.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         plan: Plan,
-        target: int,
-        stream: int,
         device: CudaDevice,
         shards: OpenShards,
         route: Route,
@@ -62,22 +62,22 @@ class Transfer:
         kept: Registrations | None = None,
     ) -> None:
         self._route, self._device, self._ring = route, device, device.ring
-        self._stream = stream
         limits, headers = self._ring.limits, checkpoint.shards
         self._tally = Tally(sum(chunk.segment.length for chunk in (*route.cached, *route.uncached)))
         maps = route.maps and bool(route.cached)
         segments = SegmentQueue(
             route.cached, route.uncached, [header.data_start for header in headers], route.cut.buffer_bytes, maps
         )
+        self._using = contextlib.ExitStack()
         self._direct = DirectShards(headers, shards) if route.reads_direct else None
         self._readers = Readers(
             headers, shards, segments, self._tally, self._direct, route.reads_all_direct, self._ring.processors
         )
         self._registrar = Registrar(
-            checkpoint, plan, target, shards, device.runtime, self._ring, announce, kept, limits.registered_bytes
+            checkpoint, plan, shards, device.runtime, self._ring, announce, kept, limits.registered_bytes
         )
         self._submitter = Submitter(
-            headers, plan, target, self._ring, segments, self._tally, self._readers, self._registrar,
+            headers, plan, self._ring, segments, self._tally, self._readers, self._registrar,
             maps, route.maps_alone,
         )  # fmt: skip
 
@@ -86,22 +86,28 @@ class Transfer:
         """Return whether `close` has registrations to give back, which takes a while."""
         return self._registrar.has_own
 
-    def run(self, progress: Progress, meanwhile: Callable[[], None]) -> None:
-        """Move every byte and wait for the last copy; ``meanwhile`` is called once all of them are queued.
+    def begin(self) -> None:
+        """Have readers fill buffers, for which no memory is needed yet. Raises: LoadError if a thread can't be had."""
+        if self._tally.total:
+            self._using.enter_context(quickly(self._ring.limits.switch_interval_s))
+            buffers = self._using.enter_context(self._ring.use(self._route.cut))
+            self._using.callback(self._readers.stop)
+            self._start = partial(self._start_readers, buffers)
+            self._submitter.begin(self._start)
 
-        The calling thread makes every CUDA call. Raises: LoadError, DeviceError, or what ``progress`` or
-        ``meanwhile`` raised.
+    def run(self, base: int, stream: int, progress: Progress, meanwhile: Callable[[], None]) -> None:
+        """Move every byte to device address ``base``, memory of ``stream``, and wait for the last copy.
+
+        ``meanwhile`` is called once all of them are queued. The calling thread makes every CUDA call.
+        Raises: LoadError, DeviceError, or what ``progress`` or ``meanwhile`` raised.
         """
         if not self._tally.total:
             meanwhile()
             return
-        self._device.runtime("cudaSetDevice", self._device.ordinal)
-        with self._ring.use(self._route.cut) as buffers:
-            self._ring.follow(self._stream)
-            try:
-                self._submitter.run(partial(self._start_readers, buffers), progress)
-            finally:
-                self._readers.stop()
+        with self._using:
+            self._ring.follow(stream)
+            self._submitter.run(base, self._start, progress)
+            self._readers.stop()
             if self._tally.error is not None:
                 raise self._tally.error
             meanwhile()
@@ -109,6 +115,7 @@ class Transfer:
 
     def close(self) -> None:
         """Give back whatever is still registered, mapped, locked or open; every copy must be over."""
+        self._using.close()
         with finally_do(self._registrar.close, *([self._direct.close] if self._direct is not None else [])):
             pass
 

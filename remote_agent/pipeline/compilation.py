@@ -62,7 +62,7 @@ def warm_kernels(
     if is_rehearsed and policy.mode == "off" and has_like_layers(warm):
         measure.status = StageStatus.REUSED
         measure.reason = REHEARSED
-        measure.extra["mode"] = policy.mode
+        measure.extra.update(mode=policy.mode, rehearsed=True)
         return Compiled(False)
     start = time.monotonic_ns()
     eager = run_shapes(warm, shapes, request.sampling, progress)

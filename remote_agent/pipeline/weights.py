@@ -82,7 +82,8 @@ def load_weights(
     to be mapped ``under`` what a process has warmed; nothing is rehearsed then.
     Raises: CheckpointError or LoadError naming the file.
     """
-    found = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision)
+    known = registered.headers if registered is not None else ()
+    found = inspect(Path(recipe.model.path).expanduser(), recipe.model.revision, known)
     identities = shards or found.identities
     rehearsal = plan_rehearsal(recipe, found, device) if under is None else None
     bring = partial(

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from remote_agent.errors import CheckpointError
+from remote_agent.loader import checkpoint
 from remote_agent.loader.checkpoint import examine, inspect
 from remote_agent.loader.files import identity_of
+from remote_agent.loader.headers import Header
 from remote_agent.protocol.codec import decode, encode
 from remote_agent.protocol.internal import ShardIdentity
 from tests.remote_agent.loader.files_by_hand import serialise, tensor, write, write_index
@@ -36,6 +38,26 @@ def test_only_the_set_of_an_index_is_loaded(tmp_path: Path) -> None:
         "consolidated.safetensors": "not in model.safetensors.index.json",
         "folder.safetensors": "is a directory, not a file",
     }
+
+
+def test_a_header_that_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless its file has changed since: then it is read as any other."""
+    root = write_index(tmp_path, {"one.safetensors": [A], "two.safetensors": [B]})
+    known = inspect(root).shards
+    read: list[str] = []
+    original = checkpoint.read_header
+
+    def read_header(path: Path, name: str) -> Header:
+        read.append(name)
+        return original(path, name)
+
+    monkeypatch.setattr(checkpoint, "read_header", read_header)
+
+    assert inspect(root, known=known).shards == known
+    assert read == []
+    write(root / "two.safetensors", serialise([tensor("b", "F32", [8], 2)]))
+    assert inspect(root, known=known).bytes == 16 + 32
+    assert read == ["two.safetensors"]
 
 
 def test_a_shard_that_the_index_names_must_be_there(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import sys
 import threading
 
 import pytest
+import torch
 
-from remote_agent.errors import DeviceError
+from remote_agent.errors import DeviceError, LoadError
 from remote_agent.loader import onto_gpu
 from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.limits import Cut, LoaderLimits
@@ -32,6 +33,23 @@ def test_no_reader_makes_a_cuda_call(checkpoint: Checkpoint, gpu: FakeGpu, path:
 
     assert verify(checkpoint, loaded.tensors).is_equal
     assert gpu.fake_runtime.callers - {"load-unregister"} == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("path", ["auto", "staged", "direct"])
+def test_readers_fill_buffers_before_there_is_memory(checkpoint: Checkpoint, gpu: FakeGpu, path: str) -> None:
+    """What was read meanwhile is sent at once; where a GPU has none to give, nothing stays."""
+    alive: list[set[str]] = []
+
+    def refuse(size_bytes: int) -> torch.Tensor:
+        alive.append({thread.name for thread in threading.enumerate() if thread.name.startswith("load-reader")})
+        raise torch.OutOfMemoryError("none is left")
+
+    with pytest.raises(LoadError) as caught:
+        load(checkpoint, gpu, WeightsPolicy(path=path), progress=lambda *_: None, memory=refuse)  # type: ignore[arg-type]
+
+    assert caught.value.code == "out_of_memory"
+    assert alive[0]
+    assert traces_of(checkpoint) == []
 
 
 def test_beside_a_caller_another_single_thread_makes_them(checkpoint: Checkpoint, gpu: FakeGpu) -> None:
