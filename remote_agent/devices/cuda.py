@@ -66,14 +66,21 @@ class CudaDevice:
     @property
     def ring(self) -> PinnedRing:
         """Return the pinned buffers of this context, once they are there. Raises: DeviceError before ``open_context``,
-        and where they can't be pinned, which that leaves to the first who needs them.
+        and where they can't be pinned: the first who needs them is told, and for the next one it is tried again.
         """
         with self._pinning_lock:
-            if self._pinning is not None:
-                self._pinning.finish()
-        if self._ring is None:
-            raise DeviceError(f"{self.name}: no context is open", "ring", "no_context")
-        return self._ring
+            if not self._wait_for_ring() and self._has_context:
+                self._pin_ring()
+            if self._ring is None:
+                raise DeviceError(f"{self.name}: no context is open", "ring", "no_context")
+            return self._ring
+
+    def _wait_for_ring(self) -> bool:
+        """Return whether there are pinned buffers, once none are being pinned. Raises: what hindered that"""
+        pinning, self._pinning = self._pinning, None
+        if pinning is not None:
+            pinning.finish()
+        return self._ring is not None
 
     def initialise(self) -> Mapping[str, Fact]:
         begun = time.monotonic_ns()
@@ -116,7 +123,7 @@ class CudaDevice:
         facts["primary_context_ns"], begun = _lap(begun)
         self._wake_torch(torch)
         facts["torch_ns"], begun = _lap(begun)
-        if self._pinning is None:
+        if self._ring is None and self._pinning is None:
             self._pinning = Settling(self._pin_ring, "pinned-ring")
         return facts
 
@@ -169,6 +176,8 @@ class CudaDevice:
     def capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
         import torch
 
+        with self._pinning_lock, contextlib.suppress(DeviceError):
+            self._wait_for_ring()  # while a stream is captured, no thread may make a call that allocates
         stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.torch_device))
         with torch.cuda.stream(stream):
@@ -202,10 +211,9 @@ class CudaDevice:
 
     def close(self) -> None:
         """Free the ring and this object's hold on the context; torch keeps its own until the process ends."""
-        with contextlib.suppress(DeviceError):
-            _ = self.ring  # what is being pinned is given back too
+        with self._pinning_lock, contextlib.suppress(DeviceError):
+            self._wait_for_ring()  # what is being pinned is given back too
         ring, self._ring = self._ring, None
-        self._pinning = None
         had_context, self._has_context = self._has_context, False
         try:
             if ring is not None:

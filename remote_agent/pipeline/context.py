@@ -7,7 +7,7 @@ from remote_agent.pipeline.timing import Measure
 
 
 def open_context(device: Device, measure: Measure) -> None:
-    """Open the device's context with its streams, ring, allocator and library handles.
+    """Open the device's context with its allocator and library handles; a GPU's pinned ring is begun.
 
     Raises: DeviceError if the driver refuses.
     """

@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from remote_agent.devices import open_device
 from remote_agent.devices.calls import Calls
 from remote_agent.devices.cpu import CpuDevice
+from remote_agent.devices.cuda import CudaDevice
 from remote_agent.errors import DeviceError
+from remote_agent.loader.ring import PinnedRing
 from tests.remote_agent.fake_cuda import UUID_TEXT, FakeDriver, FakeGpu, FakeRuntime
 
 
@@ -116,15 +120,59 @@ def test_initialising_opens_no_context() -> None:
 
 
 def test_a_ring_that_can_t_be_pinned_is_told_to_who_needs_it() -> None:
-    """The context is there all the same: what copies nothing goes on."""
+    """The context is there all the same: what copies nothing goes on, and who asks later has it tried again."""
     gpu = FakeGpu(FakeRuntime(fail_at="cudaHostAlloc"))
     gpu.open_context()
 
-    with pytest.raises(DeviceError, match="cudaHostAlloc failed"):
-        _ = gpu.ring
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="cudaHostAlloc failed"):
+            _ = gpu.ring
+    gpu.fake_runtime.fail_at = None
+    assert gpu.ring is gpu.ring
     gpu.close()
     assert gpu.fake_driver.contexts == 0
     assert gpu.fake_runtime.leaks() == []
+
+
+def test_a_ring_that_nobody_needed_is_given_back() -> None:
+    """Also one that could not be pinned: nothing is pinned only to be given back."""
+    for fail_at in (None, "cudaHostAlloc"):
+        gpu = FakeGpu(FakeRuntime(fail_at=fail_at))
+        gpu.open_context()
+        gpu.close()
+
+        assert gpu.fake_runtime.leaks() == []
+        assert gpu.fake_runtime.calls["cudaHostAlloc"] == 1
+
+
+def test_nothing_is_pinned_while_a_stream_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocation of another thread would end the capture: what is being pinned is waited for."""
+    order: list[str] = []
+
+    class Late:
+        """A call that is made when it is waited for."""
+
+        def __init__(self, call: Callable[[], object], name: str) -> None:
+            self.finish = call
+
+    class Capturing(FakeGpu):
+        def make_ring(self) -> PinnedRing:
+            order.append("pinned")
+            return super().make_ring()
+
+    def begin_capture(*_: object) -> None:
+        order.append("capture")
+        raise RuntimeError("no GPU is here")
+
+    monkeypatch.setattr("remote_agent.devices.cuda.Settling", Late)
+    monkeypatch.setattr(torch.cuda, "Stream", begin_capture)
+    gpu = Capturing(FakeRuntime())
+    gpu.open_context()
+    with pytest.raises(RuntimeError, match="no GPU is here"):
+        CudaDevice.capture(gpu, lambda: torch.empty(0))
+    gpu.close()
+
+    assert order == ["pinned", "capture"]
 
 
 def test_a_call_that_is_not_there_is_named() -> None:
