@@ -1,8 +1,8 @@
 """Moves every planned byte to a GPU along a route: one thread that makes CUDA calls, readers beside it, one queue.
 
 Memory comes from an allocator on the caller's stream, so every copy first waits for what is queued
-there: the memory's last user may still run. When a transfer returns or raises, no copy is
-under way, no thread of it is alive, and nothing is registered, mapped, locked or open.
+there: the memory's last user may still run. When a transfer has run, or a part of it raised, no copy is
+under way and no thread of it is alive; when it was closed, nothing is registered, mapped, locked or open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from remote_agent.loader.checkpoint import Checkpoint
-from remote_agent.loader.cleanup import finally_do
+from remote_agent.loader.cleanup import finally_do, on_failure
 from remote_agent.loader.direct import DirectShards
 from remote_agent.loader.plan import Plan
 from remote_agent.loader.progress import Announce, Progress, Tally
@@ -88,7 +88,9 @@ class Transfer:
 
     def begin(self) -> None:
         """Have readers fill buffers, for which no memory is needed yet. Raises: LoadError if a thread can't be had."""
-        if self._tally.total:
+        if not self._tally.total:
+            return
+        with on_failure(self._using.close):
             self._using.enter_context(quickly(self._ring.limits.switch_interval_s))
             buffers = self._using.enter_context(self._ring.use(self._route.cut))
             self._using.callback(self._readers.stop)

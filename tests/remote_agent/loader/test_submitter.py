@@ -23,6 +23,8 @@ from tests.remote_agent.loader.gpu_loads import PATHS, load_by, traces_of
 
 pytestmark = pytest.mark.usefixtures("small_ranges")
 
+DEADLINE_S = 10.0
+
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_reader_makes_a_cuda_call(checkpoint: Checkpoint, gpu: FakeGpu, path: str) -> None:
@@ -128,6 +130,37 @@ def test_a_reader_that_can_t_be_started_fails_the_load(
 
     assert str(error) == "thread 2 of 3 could not be started: can't start new thread"
     assert traces_of(checkpoint) == []
+
+
+def test_a_load_that_could_not_begin_keeps_the_ring_from_nobody(
+    checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a caller that goes on, it has ended its threads at once, in the thread that was bound for them."""
+    start, refused = threading.Thread.start, threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "load-reader-1" and not refused.is_set():
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def load_another() -> None:
+        refused.wait(DEADLINE_S)
+        assert verify(checkpoint, load_by(gpu, checkpoint, "staged").tensors).is_equal
+        others.append("staged")
+
+    others: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    other = threading.Thread(target=load_another, daemon=True)
+
+    def meanwhile() -> None:
+        other.start()
+        other.join(DEADLINE_S)
+
+    with pytest.raises(LoadError, match="could not be started"):
+        load(checkpoint, gpu, WeightsPolicy("staged"), progress=lambda *_: None, meanwhile=meanwhile)
+
+    assert others == ["staged"]
 
 
 @pytest.mark.parametrize(("readers", "buffers", "streams"), [(3, 1, 1), (5, 2, 3), (2, 40, 2)])
