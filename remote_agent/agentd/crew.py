@@ -80,7 +80,7 @@ class Crew:
             else:
                 worker = await self._services.workers.start(order, asked_mono_ns)
         except SpawnError as error:
-            raise StageError(Failure("worker_not_started", str(error), "init")) from error
+            raise _not_started(error) from error
         self._enlist(worker)
         if order.recipe.needs_device and worker.zygote_reason is None:
             self._services.spares.expect(order)
@@ -136,7 +136,10 @@ class Crew:
         for order in orders:
             if order.device in fitting:
                 self._enlist(fitting[order.device])
-                fitting[order.device].assign(order, time.monotonic_ns())
+                try:
+                    fitting[order.device].assign(order, time.monotonic_ns())
+                except SpawnError as error:
+                    raise _not_started(error) from error
         await self.watch(*(self.start_worker(order) for order in orders if order.device not in fitting))
 
     def send_go(self, shards: tuple[ShardIdentity, ...], residents: Mapping[str, str]) -> None:
@@ -214,6 +217,10 @@ class Crew:
         if mapped is not None and mapped.stage == stage:
             detail += f"; the file it had mapped last is {mapped.path}"
         self.fail(StageError(Failure("worker_died", detail, stage)))
+
+
+def _not_started(error: SpawnError) -> StageError:
+    return StageError(Failure("worker_not_started", str(error), "init"))
 
 
 def _fits(worker: Worker, shards: Sequence[ShardIdentity]) -> bool:

@@ -372,6 +372,19 @@ def test_a_variable_that_no_process_can_have_is_refused(agent: Agent) -> None:
     assert refused.value.code == "bad_environment"
 
 
+def test_a_standby_that_can_have_no_log_is_not_used(agent: Agent) -> None:
+    """Where its output would go is named, and it ends."""
+    with agent.client("") as client:
+        client.warm(agent.params())
+        agent.order("preflight", "take the log")
+        run = client.warm(agent.params())
+        status = client.status()
+
+    assert failure_of(run).code == "worker_not_started"
+    assert "the worker's log can't be opened: [Errno 21] Is a directory" in failure_of(run).detail
+    assert status.residents == ()
+
+
 def test_a_standby_that_dies_is_gone_with_the_reason(agent: Agent) -> None:
     """Killing a holder is told as an event, and the ready run stays what it was."""
     with agent.client("") as client:
