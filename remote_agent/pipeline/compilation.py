@@ -31,6 +31,10 @@ REHEARSED = "rehearsed while the weights were on their way"
 DECODE_STEPS = 2
 """Passes after the prompt's own: the first with a cache, and one with a cache that has grown."""
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+SETTINGS = frozenset({bool, int, float, str, type(None)})
+"""Types of a module's own attributes that choose what it does."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -139,17 +143,50 @@ def find_repeated_layer(model: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def has_like_layers(warm: Warm) -> bool:
-    """Tell whether every layer runs the kernels that the first one does: alike in modules, shapes and kind."""
+    """Tell whether every layer runs the kernels that the first one does, whatever their weights are.
+
+    All are alike in modules, shapes and settings, and none routes tokens: how many come to an expert, weights decide.
+    """
     kinds = getattr(warm.config.get_text_config(), "layer_types", None) or ()
     if len(set(kinds)) > 1:
         return False
     layers = find_repeated_layer(warm.model)
-    return bool(layers) and len({_structure(layer) for layer in layers}) == 1
+    if not layers or _has_experts(layers[0]):
+        return False
+    return all(_is_like(layers[0], layer, number) for number, layer in enumerate(layers))
 
 
-def _structure(layer: nn.Module) -> tuple[object, ...]:
-    modules = tuple((name, type(module)) for name, module in layer.named_modules())
-    return modules, tuple((name, tensor.shape, tensor.dtype) for name, tensor in layer.named_parameters())
+def _has_experts(layer: nn.Module) -> bool:
+    """Whether a layer has weights of several experts: a list of modules, or one tensor for all of them."""
+    return any(
+        isinstance(module, nn.ModuleList)
+        or (not isinstance(module, CONVOLUTIONS) and any(p.dim() > 2 for p in module.parameters(recurse=False)))
+        for module in layer.modules()
+    )
+
+
+def _is_like(first: nn.Module, other: nn.Module, number: int) -> bool:
+    """Whether two modules differ in nothing but weights, and in what the layer ``number`` has where the first has 0."""
+    settings, others = vars(first), vars(other)
+    if type(first) is not type(other) or settings.keys() != others.keys():
+        return False
+    for name, value in settings.items():
+        if type(value) in SETTINGS and value is not others[name] and not _is_same(value, others[name], number):
+            return False
+    if first._modules.keys() != other._modules.keys() or _parameters(first) != _parameters(other):
+        return False
+    pairs = zip(first._modules.values(), other._modules.values(), strict=True)
+    return all(one is two or (one is not None and two is not None and _is_like(one, two, number)) for one, two in pairs)
+
+
+def _is_same(value: object, found: object, number: int) -> bool:
+    if type(value) is not type(found):
+        return False
+    return value == found or (type(value) is int and (value, found) == (0, number))
+
+
+def _parameters(module: nn.Module) -> list[tuple[object, ...]]:
+    return [(name, p.shape, p.dtype) for name, p in module._parameters.items() if p is not None]
 
 
 def _decode_steps(warm: Warm, shape: Shape) -> int:

@@ -1,4 +1,4 @@
-"""Rehearses a model while its weights are on their way: one layer of the same sizes over random memory.
+"""Rehearses a model while its weights are on their way: one layer of the same sizes over memory of one value.
 
 A first pass on a GPU pays for loading kernels, for the math library's workspaces and for choosing its
 algorithms. None of that depends on the weights' values or on the number of layers, so it is done while

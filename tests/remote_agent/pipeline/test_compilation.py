@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ import torch
 from remote_agent.compile_records import read_records
 from remote_agent.pipeline import compilation, shared_layer
 from remote_agent.pipeline.assign import Warm
-from remote_agent.pipeline.compilation import Compiled, run_shapes, warm_kernels
+from remote_agent.pipeline.compilation import Compiled, has_like_layers, run_shapes, warm_kernels
 from remote_agent.pipeline.compile_attempt import largest_difference, read_counters
 from remote_agent.pipeline.shared_layer import Past
 from remote_agent.pipeline.timing import Measure
@@ -104,7 +104,26 @@ def test_what_was_rehearsed_is_not_run_again(tmp_path: Path, calls: list[tuple[i
     assert (measure.status, measure.reason) == (StageStatus.REUSED, compilation.REHEARSED)
 
 
-@pytest.mark.parametrize("difference", ["kind", "shape", "module"])
+@pytest.mark.parametrize("write", [checkpoints.write_gpt2, checkpoints.write_bert, checkpoints.write_mistral])
+def test_layers_that_differ_in_their_number_alone_are_alike(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Which a layer has for its place in a cache."""
+    assert has_like_layers(assign_warm(write(tmp_path)))
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_layers_with_experts_are_warmed(as_list: bool, tmp_path: Path) -> None:
+    """How many tokens come to each is what weights decide, and a rehearsal has none of those."""
+    if as_list:
+        warm = assign_warm(checkpoints.write_llama(tmp_path))
+        for layer in warm.model.model.layers:
+            layer.mlp = torch.nn.ModuleList([layer.mlp])
+    else:
+        warm = assign_warm(checkpoints.write_mixtral(tmp_path))
+
+    assert not has_like_layers(warm)
+
+
+@pytest.mark.parametrize("difference", ["kind", "shape", "module", "setting", "unset"])
 def test_layers_unlike_the_first_are_warmed(difference: str, tmp_path: Path, calls: list[tuple[int, int]]) -> None:
     """A window of its own, other sizes or other modules mean kernels that no rehearsal has seen."""
     warm = assign_warm(checkpoints.write_llama(tmp_path))
@@ -116,6 +135,11 @@ def test_layers_unlike_the_first_are_warmed(difference: str, tmp_path: Path, cal
         wide = torch.nn.Linear(32, 64, bias=False), torch.nn.Linear(32, 64, bias=False)
         last.mlp.gate_proj, last.mlp.up_proj = wide
         last.mlp.down_proj = torch.nn.Linear(64, 32, bias=False)
+    elif difference == "setting":
+        last.self_attn.is_causal = not last.self_attn.is_causal
+    elif difference == "unset":
+        for layer in warm.model.model.layers:
+            layer.self_attn.window = None if layer is last else 4096
     else:
         last.mlp = torch.nn.Sequential(last.mlp, torch.nn.Identity())
 
