@@ -117,6 +117,8 @@ def build_conversions() -> None:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
         get_checkpoint_conversion_mapping("llama")  # of any model: the table is one
+    except ModuleNotFoundError:
+        return  # transformers before 5 has no such table
     except Exception as error:  # another release's table is built by the first run that needs it
         print(f"transformers' conversions: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -47,7 +47,8 @@ ARMED = "the armed process has it"
 class Held:
     """A warm model and what it was made from; ``armed``: the range that it lies in, which may wait for weights.
 
-    ``is_compared``: the prompt's graph gave the tokens that an eager pass gives.
+    ``is_compared``: the logits of the prompt's graph were those of an ordinary pass, within what compiled layers may
+    differ.
     """
 
     recipe: Recipe

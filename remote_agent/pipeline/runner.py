@@ -217,10 +217,12 @@ class Runner:
         eager = answer_request(held.warm, recipe.request)
         measure.extra["graph_equal"] = eager.tokens == answer.tokens
         measure.extra["graph_difference"] = min(deviation, 1e30)
-        if deviation <= TOLERANCE[held.warm.dtype]:
+        tolerance = TOLERANCE[held.warm.dtype]
+        if deviation <= tolerance:
             return replace(held, is_compared=True), answer
         text = (
-            f"the graph gave {answer.tokens} and an eager pass {eager.tokens}: the graph is not used, the pass counts"
+            f"the graph's logits differ from an ordinary pass's by {deviation:.3g} of the largest, {tolerance:g} is "
+            f"allowed: it gave {answer.tokens}, the pass {eager.tokens}; the graph is not used, the pass counts"
         )
         self._tell(Finding("graph_differs", "warning", one_line(text)))
         assert held.armed is not None

@@ -205,6 +205,8 @@ def test_a_graph_that_differs_is_not_used_and_its_answer_is_not_told(bench: Benc
     said = bench.do()
 
     assert codes(said) == ["graph_differs"]
+    text = only(said, WorkerFinding).finding.text
+    assert "the graph's logits differ from an ordinary pass's by 2 of the largest, 0.001 is allowed" in text
     assert stages_over(said)["hold"].extra["graph_equal"] is False
     assert output(said) == expected
     assert output(bench.do()) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,26 @@ def test_a_broken_module_takes_no_other_with_it(tmp_path: Path, monkeypatch: pyt
 
     assert imports.import_what_exists(("broken_one", "good_one", "not_there_one")) == ("broken_one", "not_there_one")
     assert "good_one" in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (None, ""),
+        (SimpleNamespace(), "transformers' conversions: ImportError: cannot import name"),
+        (SimpleNamespace(get_checkpoint_conversion_mapping=lambda: {}), "transformers' conversions: TypeError: "),
+    ],
+)
+def test_a_release_without_its_conversions_is_imported_all_the_same(
+    table: object, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers 4 has none and nothing is said of it; where they were moved or changed the log has a line."""
+    monkeypatch.setitem(sys.modules, "transformers.conversion_mapping", table)
+    imports.build_conversions()
+
+    printed = capsys.readouterr().err
+    assert printed.startswith(said)
+    assert printed.count("\n") == bool(said)
 
 
 def test_a_model_s_code_is_imported_by_its_configuration(tmp_path: Path) -> None:
