@@ -7,6 +7,7 @@ much of the memory's bandwidth, wait. The kernels are those of the products one 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -91,8 +92,9 @@ def is_given(node: Any) -> bool:
 def join_products(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
     """Make one call of several products, where the first of them stands."""
     first = products[0]
+    before = set(itertools.takewhile(lambda node: node is not first, graph.nodes))
     for product in products[1:]:
-        move_before(first, product.args[1])
+        move_before(first, before, product.args[1])
     with graph.inserting_before(first):
         weights = [product.args[1] for product in products]
         target = torch.ops.glowplug.multiply_side_by_side.default
@@ -106,11 +108,12 @@ def join_products(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
         graph.erase_node(product)
 
 
-def move_before(place: fx.Node, node: Any) -> None:
-    """Move a node that `is_given` before ``place``, with what it is made of."""
-    if node.op == "call_function":
-        move_before(place, node.args[0])
+def move_before(place: fx.Node, before: set[fx.Node], node: Any) -> None:
+    """Move a node that `is_given` before ``place``, with what it is made of; what is ``before`` stays."""
+    if node.op == "call_function" and node not in before:
+        move_before(place, before, node.args[0])
         place.prepend(node)
+        before.add(node)
 
 
 OPTIONS = {"post_grad_custom_post_pass": SideBySide()}

@@ -25,12 +25,20 @@ def one_after_another(rows: torch.Tensor, first: torch.Tensor, second: torch.Ten
     return linear(linear(rows, first), second @ second.T)
 
 
+def used_before(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    rows, turned = rows[0], second.T
+    early = (rows + 1) @ turned
+    return early + rows @ first.T + rows @ turned
+
+
 def scaled(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return linear(rows, first) + linear(rows, second + 1)
 
 
 @pytest.mark.parametrize(
-    ("work", "joined"), [(gate_and_up, [2]), (one_after_another, []), (scaled, [])], ids=lambda given: str(given)[:24]
+    ("work", "joined"),
+    [(gate_and_up, [2]), (used_before, [2]), (one_after_another, []), (scaled, [])],
+    ids=lambda given: str(given)[:24],
 )
 def test_products_of_the_same_rows_with_given_weights_are_joined(
     work: Callable[..., torch.Tensor], joined: list[int]
