@@ -122,8 +122,10 @@ def answer(held: Held, job: WorkerJob, go: WorkerGo, device: Device) -> dict[str
         row["replay_ms"] = timed(held.graph.replay, device)
     row["again_ms"] = timed(lambda: answer_request(held.warm, request, held.graph), device)
     row["pass_ms"] = timed(lambda: answer_request(held.warm, request), device)
-    row["tokens_equal"] = answer_request(held.warm, request).tokens == given.tokens
-    row["is_right"] = row["tokens_equal"] or row.get("difference", 1.0) <= TOLERANCE[held.warm.dtype]
+    passed = answer_request(held.warm, request)
+    row["pass_token"] = passed.tokens[0][0]
+    row["tokens_equal"] = passed.tokens == given.tokens
+    row["is_right"] = row["difference"] <= TOLERANCE[held.warm.dtype] if "difference" in row else row["tokens_equal"]
     other = FirstRequest(prompt_tokens=request.prompt_tokens - 51, max_new_tokens=4)
     row["other_length_ms"] = timed(lambda: answer_request(held.warm, other, held.graph), device)
     row["other_tokens"] = answer_request(held.warm, other, held.graph).tokens[0]
