@@ -6,14 +6,16 @@ load; a cold round reads the disk raw as well, so that each load stands beside w
 ``--parts peers cold-peers`` measures the other loaders that this Python has, in the same rounds as this one, and
 ``--parts sweep`` readers, buffers, registrations and memory, with a line and its steps for each (`bench.gpu_sweep`).
 Cold, ``page_cache=bypass`` is the path ``direct``.
-``--parts host`` has a process keep the shards registered, as tier ``host`` does, and loads from there in turns with
-the pinned ceiling: the whole load, with memory, views and checks of the files, and its copies alone.
+``--parts host`` has processes keep the shards registered, as tier ``host`` does, and loads from there in turns with
+the pinned ceiling: the whole load, with memory, views and checks of the files, and its copies alone. Each of them loads
+once, as in use.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -41,7 +43,8 @@ PEERS_OF = {"peers": WARM_PEERS, "cold-peers": COLD_PEERS}
 PEERS = tuple(dict.fromkeys(WARM_PEERS + COLD_PEERS))
 PARTS = ("warm", "cold", "host", "peers", "cold-peers", "sweep", "cold-sweep")
 DEFAULT_PARTS = ("warm", "cold")
-HOST, HOST_SHARED, HOST_ROUNDS = "glowplug-host", "glowplug-host-shared", 9
+HOST = "glowplug-host"
+HOST_REQUESTS = ({}, {"memory": "shared"})
 
 WARM = ({"path": "auto"}, {"path": "mapped"}, {"path": "staged"}, {"path": "auto", "memory": "shared"})
 """``memory``: ``shared`` is what a standby or a resident is loaded into; else torch's."""
@@ -52,7 +55,7 @@ Request = dict[str, Any]
 
 
 class Child:
-    """One loader's process."""
+    """One loader's process, stopped while it is not asked: some libraries have threads that never sleep."""
 
     def __init__(self, name: str, folder: Path, device: str) -> None:
         self.name = name
@@ -66,6 +69,7 @@ class Child:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._process.send_signal(signal.SIGCONT)
         self._process.communicate()  # its stdin ends, and so does it
 
     def answer(self) -> Request:
@@ -74,6 +78,7 @@ class Child:
         line = self._process.stdout.readline()
         if line:
             found: Request = json.loads(line)
+            self._process.send_signal(signal.SIGSTOP)
             return found
         _, errors = self._process.communicate()
         last = errors.strip().splitlines()[-1:] or ["no word"]
@@ -81,6 +86,7 @@ class Child:
 
     def ask(self, request: Request) -> Request:
         assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -176,7 +182,7 @@ def main(argv: list[str]) -> int:
     print("\n" + table)
     if arguments.out is not None:
         (arguments.out / "table.md").write_text(table, encoding="utf-8")
-    ours = [record for record in bench.records if record.get("loader") in ("glowplug", HOST, HOST_SHARED)]
+    ours = [record for record in bench.records if record.get("loader") in ("glowplug", HOST)]
     return int(any("error" in record or record.get("differing") for record in ours))
 
 
@@ -187,9 +193,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(DEFAULT_PARTS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.add_argument(
-        "--rounds", type=int, default=5, help=f"loads of each kind (default: 5; host: at least {HOST_ROUNDS})"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="loads of each kind (default: 5)")
     parser.add_argument(
         "--budget-s", type=float, default=225, help="begin no round that would end after that (default: 225)"
     )
@@ -211,10 +215,10 @@ def start_children(arguments: argparse.Namespace, stack: ExitStack) -> tuple[dic
     return ready, {name: answer["error"] for name, answer in answers.items() if "error" in answer}
 
 
-def rounds_of(bench: Bench, at_least: int = 0) -> Iterator[int]:
+def rounds_of(bench: Bench) -> Iterator[int]:
     """Yield the numbers of the rounds that there is time for; the first two always are."""
     longest_s = 0.0
-    for number in range(bench.arguments.rounds if bench.arguments.quick else max(bench.arguments.rounds, at_least)):
+    for number in range(bench.arguments.rounds):
         if number >= 2 and not bench.has_time(longest_s):
             print(f"stopped after {number} rounds: another would end after {bench.arguments.budget_s:g} s", flush=True)
             return
@@ -249,20 +253,26 @@ def run_host(bench: Bench) -> None:
     if bench.arguments.device == "cpu":
         print("host: a CPU has nothing to register with", flush=True)
         return
+    for request in HOST_REQUESTS:
+        load_from_host(bench, "check", 0, request, check=True)
+    for number in rounds_of(bench):
+        for request in turned(list(HOST_REQUESTS), number):
+            bench.ceiling("host")
+            load_from_host(bench, "host", number, request)
+
+
+def load_from_host(bench: Bench, part: str, number: int, request: Request, **asked: object) -> None:
+    """Load once in a process that has registered every shard before."""
+    label = " ".join([HOST, *(f"{name}={value}" for name, value in request.items())])
+    fill_page_cache(bench.shards)
     with Child(HOST, bench.arguments.folder, bench.arguments.device) as child:
         answer = child.answer()
-        if "error" in answer:
-            bench.keep(part="host", round=0, loader=HOST, label=HOST, error=answer["error"])
-            return
-        bench.children.update({HOST: child, HOST_SHARED: child})
-        for number in rounds_of(bench, HOST_ROUNDS):
-            bench.ceiling("host")
-            for name, request in turned([(HOST, {}), (HOST_SHARED, {"memory": "shared"})], number):
-                bench.load("host", number, name, request, is_cold=False)
-                steps = bench.records[-1].get("steps_ns", {})
-                if "move" in steps:
-                    bench.keep(part="host", round=number, label=f"{name}: copies alone", seconds=steps["move"] / 1e9)
-        del bench.children[HOST], bench.children[HOST_SHARED]
+        if "error" not in answer:
+            answer = child.ask({"do": "load", **request, **asked})
+    bench.keep(part=part, round=number, loader=HOST, label=label, request=request, **answer)
+    if part != "check" and "move" in answer.get("steps_ns", {}):
+        seconds = answer["steps_ns"]["move"] / 1e9
+        bench.keep(part=part, round=number, label=f"{label}: copies alone", seconds=seconds)
 
 
 def run_peers(bench: Bench) -> None:

@@ -110,13 +110,19 @@ def beside_peers(page_cache: str) -> Row:
     return Row(f"the same, `page_cache={page_cache}`, beside every peer", "not behind any beyond the spread", measure)
 
 
-def at_most(what: str, limit: float, unit: str, figures: Callable[[Parts], Sequence[float]]) -> Row:
-    """Return the row of a figure whose median may be ``limit`` at most."""
+def at_most(
+    what: str,
+    limit: float,
+    unit: str,
+    figures: Callable[[Parts], Sequence[float]],
+    note: Callable[[Parts], str] = lambda parts: "",
+) -> Row:
+    """Return the row of a figure whose median may be ``limit`` at most, with a ``note`` beside it."""
     scale = {"s": 1.0, "ms": 1e3, "MiB": 1.0}[unit]
 
     def measure(parts: Parts) -> Measured | None:
         values = tuple(value * scale for value in figures(parts))
-        return Measured(values, unit, statistics.median(values) <= limit) if values else None
+        return Measured(values, unit, statistics.median(values) <= limit, note=note(parts)) if values else None
 
     return Row(what, f"≤ {limit:g} {unit}" if limit else "0", measure)
 
@@ -201,6 +207,22 @@ def compiles(parts: Parts) -> list[float]:
     return [one["compile_ns"] / 1e9 for one in kept if "compile_ns" in one]
 
 
+def agreement(parts: Parts) -> str:
+    """Return in words how far the compiled starts' tokens are eager's, where they part: a tie in bfloat16 can."""
+    starts = parts.get("compile", {}).get("starts", {})
+    (eager, *_), kept = starts.get("eager") or [{}], starts.get("kept", ())
+    wanted = (eager.get("tokens") or [[]])[0]
+    equal = min((count_equal(wanted, (one.get("tokens") or [[]])[0]) for one in kept), default=len(wanted))
+    return "" if equal == len(wanted) else f"the first {equal} of {len(wanted)} tokens are eager's"
+
+
+def count_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return after how many tokens two answers part."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
 def daemon_memory(parts: Parts) -> list[float]:
     """Return the MiB that NVML shows for agentd's own process, each time it was asked while a model was warm."""
     return [one["agentd_mib"] for one in parts.get("pipeline", {}).get("daemon", ()) if one["agentd_mib"] is not None]
@@ -244,7 +266,7 @@ LAYERS = {"off": "eager layers", "layer": "compiled layers", "model": "compiled 
 ROWS = (
     of_ceiling("page cache → GPU, ≤ 6 threads", "warm", {"path": "auto"}, 0.90, threads_max=6),
     of_ceiling("page cache → GPU, `staged` alone", "warm", {"path": "staged"}, 0.80),
-    of_ceiling("`host` tier → GPU", "host", None, 0.98, loader="glowplug-host"),
+    of_ceiling("`host` tier → GPU", "host", {}, 0.98, loader="glowplug-host"),
     of_raw_read("keep", 0.95),
     of_raw_read("bypass", 0.95),
     beside_peers("keep"),
@@ -252,7 +274,7 @@ ROWS = (
     at_most("request → first token, agent up, page cache warm, eager", 0.9, "s", first_tokens),
     of_standby("attach to a standby → first token, 128 tokens in", 8),
     at_most("attach alone", 5, "ms", attaches),
-    at_most("compile, caches kept, zygote up", 1, "s", compiles),
+    at_most("compile, caches kept, zygote up", 1, "s", compiles, agreement),
     at_most("GPU memory of agentd's own process", 0, "MiB", daemon_memory),
 )
 """The figures of issue 3, in its order."""

@@ -59,7 +59,7 @@ def main(argv: list[str], parts: Sequence[Part] = PARTS, making: Part = MAKING) 
     arguments.out.mkdir(parents=True, exist_ok=True)
     command = ["python", "-m", "bench", "gpu", *argv]
     machine = describe_machine()
-    machine["commit"] = machine["commit"] or arguments.commit
+    machine["commit"] = arguments.commit or machine["commit"]
     document: dict[str, Any] = {"machine": machine, "command": command, "model": None, "parts": {}}
     results = Results(arguments.out, document)
     with tempfile.TemporaryDirectory(prefix="glowplug-bench-", dir=arguments.scratch) as scratch:
@@ -81,7 +81,7 @@ def parse_arguments(argv: list[str], parts: Sequence[Part]) -> argparse.Namespac
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()), help="folder for what is written")
     parser.add_argument("--budget-s", type=float, default=1500, help="seconds for everything (default: 1500)")
     parser.add_argument("--parts", nargs="+", choices=names, default=names, metavar="PART", help=" ".join(names))
-    parser.add_argument("--commit", help="which commit this is, where git can't tell")
+    parser.add_argument("--commit", help="which commit this is, where git can't tell or tells of another checkout")
     arguments = parser.parse_args(argv)
     arguments.out, arguments.scratch = arguments.out.resolve(), arguments.scratch.resolve()
     arguments.model = (arguments.model or arguments.scratch / MODEL).resolve()

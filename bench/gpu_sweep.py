@@ -36,7 +36,7 @@ WARM: tuple[Request, ...] = (
     *(mixed(registration, pool(readers, 4)) for registration in (16, 32, 64) for readers in (3, 4, 5)),
     *(mixed(32, pool(5, buffer)) for buffer in (2, 8)),
     *(mixed(16, pool(5, buffer)) for buffer in (2, 8)),
-    *(mixed(32, pool(5, buffer, size * MIB)) for buffer, size in ((2, 32), (4, 48))),
+    *(mixed(32, pool(5, buffer, size * MIB)) for buffer, size in ((2, 32), (4, 48), (4, 144), (4, 192))),
     mixed(switch_interval_s=None),
     mixed(streams=1),
     {"path": "auto", "memory": "shared"},

@@ -188,8 +188,10 @@ def use_host(folder: Path, shards: list[Path], device: str) -> Load:
     from remote_agent.loader.load import load
     from remote_agent.loader.registrations import register_all
     from remote_agent.loader.shards import OpenShards
+    from remote_agent.pipeline.imports import import_what_exists
     from remote_agent.protocol.messages import WeightsPolicy
 
+    import_what_exists(("cuda.core",))  # as a zygote does
     opened = open_device(device)
     assert isinstance(opened, CudaDevice)
     opened.initialise()

@@ -37,13 +37,25 @@ def on_failure(*calls: Callable[[], object]) -> Iterator[None]:
 
 
 class Settling:
-    """A call made in a thread of its own while others go on with what is ready; `finish` waits for its end."""
+    """A call made in a thread of its own while others go on with what is ready; `finish` waits for its end.
 
-    def __init__(self, call: Callable[[], object], name: str) -> None:
+    It is made at once, or where ``begins`` is False from `begin` on.
+    """
+
+    def __init__(self, call: Callable[[], object], name: str, begins: bool = True) -> None:
         self._call = call
         self._error: BaseException | None = None
         self._duration_ns = 0
+        self._has_begun = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        if begins:
+            self.begin()
+
+    def begin(self) -> None:
+        """Have the call made from now on. Safe to call again."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         try:
             self._thread.start()
         except RuntimeError:  # no thread is to be had: then it is done now
@@ -51,6 +63,7 @@ class Settling:
 
     def finish(self) -> int:
         """Return how many nanoseconds the call took, once it is over. Raises: what it raised."""
+        self.begin()
         if self._thread.ident is not None:
             self._thread.join()
         error, self._error = self._error, None

@@ -49,7 +49,7 @@ def load(
     byte. ``memory`` gives the allocation that the tensors will be views of; without it torch's
     allocator does, or on a CPU the files themselves. ``announce`` gets the path of each shard before
     any page of it is mapped, from any thread: who dies of a page then has told which file it was.
-    With ``settles_later`` registrations are given back while the caller goes on; it must call `Loaded.settle`.
+    With ``settles_later`` registrations stay until the caller has time for that; it must call `Loaded.settle`.
     On a GPU ``meanwhile`` is called in the calling thread while others move bytes, and its time is not the load's;
     ``progress`` is then called from one of those. ``registered``: these very files, which a GPU may read where they
     lie; they are copied from there unless the policy wants another path, and stay registered.

@@ -63,7 +63,7 @@ def load_onto_gpu(
     transfer = mover.transfer
     settling = None
     if transfer.has_to_close:
-        settling = Settling(partial(_close_on, device, transfer), "load-unregister")
+        settling = Settling(partial(_close_on, device, transfer), "load-unregister", begins=False)
     else:
         transfer.close()
     moved = transfer.moved()

@@ -44,7 +44,9 @@ class Loaded:
     settling: Settling | None = None
 
     def settle(self) -> int:
-        """Wait until nothing of the load is left but its tensors; return the nanoseconds that took beside the caller.
+        """Wait until nothing of the load is left but its tensors; return the nanoseconds that took.
+
+        ``settling`` can be begun before that, beside the caller.
 
         Raises: DeviceError or OSError if something could not be given back.
         """

@@ -88,6 +88,11 @@ class Registrar:
         self._open.add(shard)
         return True
 
+    def unlock(self) -> None:
+        """Let other processes register the shards, once this one registers no more; what it registered stays."""
+        for shard in self._open if self._is_owner else ():
+            self._held.unlock(shard)
+
     def send(self, stream: Any, chunk: Chunk, base: int) -> str:
         """Queue the copies of a stretch of a shard to memory at ``base``; return the way that was taken.
 

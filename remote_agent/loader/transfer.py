@@ -112,6 +112,7 @@ class Transfer:
             self._readers.stop()
             if self._tally.error is not None:
                 raise self._tally.error
+            self._registrar.unlock()
             meanwhile()
         progress(self._tally.total, self._tally.total)
 

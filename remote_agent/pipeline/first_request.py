@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,21 +34,25 @@ class Answer:
 
 
 def answer_request(
-    warm: Warm, request: FirstRequest, graph: PromptGraph | None = None, queued: Queued | None = None
+    warm: Warm,
+    request: FirstRequest,
+    graph: PromptGraph | None = None,
+    queued: Queued | None = None,
+    on_first: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Return the model's answer, by ``graph`` where it fits. The first output counts when it is on the host.
 
-    ``queued``: the very request, where the device was told already.
+    ``queued``: the very request, where the device was told already. ``on_first`` is called after the first output.
     A generated sequence ends with its end token; the request, when all have ended or have their tokens.
     """
     with torch.inference_mode():
         if queued is None and graph is not None:
             queued = queue_request(warm, request, graph)
-        if queued is not None:
-            return _replayed(warm, queued)
-        if warm.kind == "generate":
-            return _generate(warm, request)
-        return _encode(warm, request)
+        if queued is None and warm.kind == "generate":
+            return _generate(warm, request, on_first)
+        answer = _encode(warm, request) if queued is None else _replayed(warm, queued)
+        on_first()
+        return answer
 
 
 def answer_first_request(
@@ -56,10 +61,11 @@ def answer_first_request(
     measure: Measure,
     graph: PromptGraph | None = None,
     queued: Queued | None = None,
+    on_first: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Answer the recipe's request and put its figures into the span."""
     graphs = read_counters()["graphs"]
-    answer = answer_request(warm, request, graph, queued)
+    answer = answer_request(warm, request, graph, queued, on_first)
     extra = measure.extra
     extra["replayed"] = answer.is_replayed
     extra["new_graphs"] = read_counters()["graphs"] - graphs
@@ -75,7 +81,7 @@ def answer_first_request(
     return answer
 
 
-def _generate(warm: Warm, request: FirstRequest) -> Answer:
+def _generate(warm: Warm, request: FirstRequest, on_first: Callable[[], None]) -> Answer:
     inputs = prepare_inputs(warm, request)
     ends = end_tokens(warm)
     rows: list[list[int]] = [[] for _ in range(request.batch)]
@@ -83,7 +89,9 @@ def _generate(warm: Warm, request: FirstRequest) -> Answer:
     draw = make_draw(request.sampling, warm.device)
     for count, (chosen, _) in enumerate(steps(warm, inputs, draw), start=1):
         tokens = chosen.tolist()  # waits for the device
-        first_ns = first_ns or time.monotonic_ns()
+        if not first_ns:
+            first_ns = time.monotonic_ns()
+            on_first()
         for row, token in zip(rows, tokens, strict=True):
             if not row or row[-1] not in ends:
                 row.append(token)

@@ -64,13 +64,12 @@ class HostShards:
             tell(Finding("registrations_dropped", "warning", "its files changed since they were registered"))
         return self._kept
 
-    def let_go(self, device: Device, settle: Callable[[], int]) -> Callable[[], int]:
-        """Give back what is kept, beside what comes next; return what waits for that and for ``settle``."""
+    def let_go(self, device: Device) -> tuple[Settling, ...]:
+        """Forget what is kept; return what gives it back once it is begun."""
         kept, self._kept = self._kept, None
         if kept is None:
-            return settle
-        settling = Settling(partial(_close_on, device, kept), "host-unregister")  # type: ignore[arg-type]
-        return lambda: max(settle(), settling.finish())
+            return ()
+        return (Settling(partial(_close_on, device, kept), "host-unregister", begins=False),)  # type: ignore[arg-type]
 
     def _register(
         self, recipe: Recipe, go: WorkerGo, device: CudaDevice, stages: Stages, tell: Tell

@@ -39,6 +39,7 @@ from remote_agent.recipe import armed_hash, recipe_hash
 
 if TYPE_CHECKING:
     from remote_agent.devices import Device
+    from remote_agent.loader.cleanup import Settling
 
 ARMED = "the armed process has it"
 
@@ -74,7 +75,7 @@ class Held:
 
 
 class Making:
-    """One job's; what it is about is open to whoever goes on. ``settle`` waits for what a load left behind.
+    """One job's; what it is about is open to whoever goes on. ``leftovers``: what a load left behind.
 
     ``queued``: the job's request, where the device does it already.
     """
@@ -92,7 +93,7 @@ class Making:
         self._send, self.job, self._recipe, self._go = send, job, job.recipe, go
         self.keeper, self.device, self.stages = keeper, device, stages
         self._host = host
-        self.settle: Callable[[], int] | None = None
+        self.leftovers: tuple[Settling, ...] = ()
         self.queued: Queued | None = None
 
     def warm(self) -> Held:
@@ -153,11 +154,20 @@ class Making:
         assert found is not None
         if problem or held.armed is None:
             return self._finish(found)
-        self.settle = self._host.let_go(self.device, found.settle)
+        self.leftovers = (*found.leftovers, *self._host.let_go(self.device))
         for stage in ("assign", "compile"):
             self.stages.reuse(stage, ARMED)
         backing = replace(found.backing, range=held.armed.range)
         return replace(held, recipe=self._recipe, warm=warm, backing=backing)
+
+    def begin_to_settle(self) -> None:
+        """Have leftovers given back from now on, which holds locks of the driver that a first token waits for."""
+        for leftover in self.leftovers:
+            leftover.begin()
+
+    def settle(self) -> int:
+        """Wait until nothing is left over, and return the nanoseconds of the longest. Raises: DeviceError, OSError"""
+        return max([leftover.finish() for leftover in self.leftovers], default=0)
 
     def _finish(self, found: Weights) -> Held:
         is_rehearsed = found.is_rehearsed
@@ -174,7 +184,7 @@ class Making:
             self._recipe, found.folder, found.tensors, self.device.torch_device, measure
         )
         self._tell(findings)
-        self.settle = self._host.let_go(self.device, found.settle)
+        self.leftovers = (*found.leftovers, *self._host.let_go(self.device))
         return warm, found.backing
 
     def _compile(self, warm: Warm, measure: Measure, is_rehearsed: bool = False) -> None:

@@ -43,7 +43,8 @@ def unmap_weights(
     if problem is not None:
         return WorkerUnmapped(needed_bytes, problem=problem)
     die_with_agent()
-    host.let_go(device, lambda: 0)()
+    for registered in host.let_go(device):
+        registered.finish()
     if backing.range is not None:
         backing.range.unmap(stand_in=False)
         backing.range.drop_stand_in()

@@ -189,9 +189,11 @@ class Runner:
         recipe, device, stages = making.job.recipe, making.device, making.stages
         queued = making.queued
         with stages.measure("first_request", device, queued.mono_ns if queued is not None else None) as measure:
-            answer = first_request.answer_first_request(held.warm, recipe.request, measure, held.graph, queued)
+            answer = first_request.answer_first_request(
+                held.warm, recipe.request, measure, held.graph, queued, making.begin_to_settle
+            )
         with stages.measure("hold", device) as measure:
-            if making.settle is not None:
+            if making.leftovers:
                 measure.extra["settle_ns"] = making.settle()
             if held.armed is not None:
                 held.armed.range.drop_stand_in()

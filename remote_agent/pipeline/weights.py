@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from remote_agent.devices import Device
 from remote_agent.errors import DeviceError
 from remote_agent.loader.checkpoint import Checkpoint, inspect
+from remote_agent.loader.cleanup import Settling
 from remote_agent.loader.load import Loaded, load
 from remote_agent.pipeline.keeping import Backing, Keepable, Keeping
 from remote_agent.pipeline.layout import placed_entries
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class Weights:
     """Tensors on the device, the folder they came from, and what can outlive this process.
 
-    ``settle`` waits until nothing else of the load is left, and returns the nanoseconds that took beside the caller.
+    ``leftovers``: what else the load left, to be given back beside what comes later.
     ``is_rehearsed``: one layer ran beside the load, at the shapes that the request will have.
     """
 
@@ -40,8 +41,13 @@ class Weights:
     folder: Path
     notes: tuple[str, ...]
     backing: Backing
-    settle: Callable[[], int] = lambda: 0
+    leftovers: tuple[Settling, ...] = ()
     is_rehearsed: bool = False
+
+    def settle(self) -> None:
+        """Wait until nothing else of the load is left."""
+        for leftover in self.leftovers:
+            leftover.finish()
 
 
 class _CannotShare(Exception):
@@ -127,7 +133,8 @@ def load_weights(
         except DeviceError as error:
             backing = Backing(problem=str(error), range=shared[0].range)
     is_rehearsed = rehearsal is not None and rehearsal.result is not None and rehearsal.result.is_of_request
-    return Weights(loaded.tensors, found.root, loaded.notes, backing, loaded.settle, is_rehearsed)
+    leftovers = () if loaded.settling is None else (loaded.settling,)
+    return Weights(loaded.tensors, found.root, loaded.notes, backing, leftovers, is_rehearsed)
 
 
 def _describe_rehearsal(rehearsal: Rehearsal | None, measure: Measure) -> None:

@@ -84,7 +84,7 @@ class FakeRuntime:
     ``fail_with``. ``registers``: whether the device says that it registers read-only memory.
     """
 
-    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1)
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
     cudaDeviceAttr = SimpleNamespace(cudaDevAttrHostRegisterReadOnlySupported=113)
 
     def __init__(self, fail_at: int | str | None = None, fail_with: Code = Code.illegal_access) -> None:
@@ -255,6 +255,13 @@ class FakeRuntime:
             return self._complain("a copy into memory that its last user may still write")
         self.copied_bytes += length
         self.streams[stream].queue.append(lambda: read(target))
+        return (Code.success,)
+
+    def do_cudaMemcpy(self, target: int, source: int, length: int, kind: int) -> tuple[Code]:
+        """Copy at once, out of what stands for a GPU's memory."""
+        if kind != self.cudaMemcpyKind.cudaMemcpyDeviceToHost:
+            return self._complain("a copy that waits, and not out of a device")
+        ctypes.memmove(target, source, length)
         return (Code.success,)
 
     def _source(self, source: int, length: int) -> Callable[[int], None] | None:

@@ -81,6 +81,21 @@ def test_the_first_output_comes_before_the_last(tmp_path: Path) -> None:
     assert measure.extra["new_tokens"] == 3
 
 
+@pytest.mark.parametrize("kind", ["generate", "encode"])
+def test_who_waits_for_the_first_output_is_told_before_the_next(tmp_path: Path, kind: str) -> None:
+    """What would slow down a first token is begun then, beside those that follow."""
+    write = checkpoints.write_llama if kind == "generate" else checkpoints.write_bert
+    warm = assign_warm(write(tmp_path))
+    passes: list[int] = []
+    warm.model.register_forward_hook(lambda *_: passes.append(len(passes) + 1))
+    told: list[int] = []
+
+    answer_request(warm, FirstRequest(max_new_tokens=3, prompt_tokens=4), on_first=lambda: told.append(len(passes)))
+
+    assert told == [1]
+    assert len(passes) == (3 if kind == "generate" else 1)
+
+
 def test_a_published_encoder_gives_the_embedding_of_transformers() -> None:
     """all-MiniLM-L6-v2 through its own tokenizer, to 1e-5 of transformers' mean-pooled states."""
     from transformers import AutoTokenizer

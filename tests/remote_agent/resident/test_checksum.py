@@ -7,15 +7,17 @@ import itertools
 import pytest
 import torch
 
+from remote_agent.devices.calls import Calls
 from remote_agent.resident.checksum import (
     SAMPLE_BYTES,
     SAMPLES,
     Samples,
-    joined,
+    copy_samples,
     sample_offsets,
     sampled_checksum,
     views_of_samples,
 )
+from tests.remote_agent.fake_cuda import FakeRuntime
 
 
 @pytest.mark.parametrize(
@@ -49,12 +51,16 @@ def test_the_checksum_is_of_the_bytes_and_their_number() -> None:
 
 @pytest.mark.parametrize("size", [1, SAMPLE_BYTES, SAMPLE_BYTES + 1, SAMPLE_BYTES + 40, 100_001, 1 << 20])
 def test_a_device_s_samples_are_the_very_bytes(size: int) -> None:
-    """Gathered by one view of all that stand at one distance, also where the memory begins within its storage."""
+    """By a copy for each, or by one view of all that stand at one distance, also within a larger storage."""
     memory = torch.arange(size + 16, dtype=torch.int64).to(torch.uint8)[16:]
     offsets, length = sample_offsets(size), min(SAMPLE_BYTES, size)
 
     expected = b"".join(bytes(memory[offset : offset + length].tolist()) for offset in offsets)
-    assert joined(views_of_samples(memory, offsets, length)) == expected
+    views = torch.cat([view.reshape(-1) for view in views_of_samples(memory, offsets, length)])
+    assert bytes(views.tolist()) == expected
+    runtime = FakeRuntime()
+    assert b"".join(copy_samples(Calls("runtime", runtime), memory.data_ptr(), offsets, length)) == expected
+    assert runtime.calls["cudaMemcpy"] == len(offsets)
 
 
 def test_what_lies_behind_the_given_size_does_not_count() -> None:
