@@ -32,7 +32,10 @@ def sampled_checksum(memory: torch.Tensor, size_bytes: int) -> str:
     if memory.device.type == "cpu":
         address = memory.data_ptr()
         return digest(size_bytes, (ctypes.string_at(address + offset, length) for offset in offsets))
-    return digest(size_bytes, copy_samples(Calls(RUNTIME), memory.data_ptr(), offsets, length))
+    import torch
+
+    with torch.cuda.device(memory.device):  # an attacher's own may be another, which has no access to this memory
+        return digest(size_bytes, copy_samples(Calls(RUNTIME), memory.data_ptr(), offsets, length))
 
 
 def copy_samples(runtime: Calls, address: int, offsets: Sequence[int], length: int) -> Iterator[bytes]:

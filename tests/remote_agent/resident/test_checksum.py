@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from remote_agent.devices.calls import Calls
+from remote_agent.resident import checksum
 from remote_agent.resident.checksum import (
     SAMPLE_BYTES,
     SAMPLES,
@@ -39,14 +43,14 @@ def test_the_checksum_is_of_the_bytes_and_their_number() -> None:
     """Equal bytes agree whatever dtype made them; a byte changed in a sample, or a size, does not."""
     values = torch.arange(100_000, dtype=torch.float32)
     content = values.view(torch.uint8)
-    checksum = sampled_checksum(content, content.numel())
+    expected = sampled_checksum(content, content.numel())
 
-    assert checksum == sampled_checksum(content.clone(), content.numel())
-    assert checksum != sampled_checksum(content, content.numel() - 1)
+    assert expected == sampled_checksum(content.clone(), content.numel())
+    assert expected != sampled_checksum(content, content.numel() - 1)
     for position in (0, content.numel() - 1, sample_offsets(content.numel())[20] + 7):
         changed = content.clone()
         changed[position] ^= 1
-        assert checksum != sampled_checksum(changed, content.numel())
+        assert expected != sampled_checksum(changed, content.numel())
 
 
 @pytest.mark.parametrize("size", [1, SAMPLE_BYTES, SAMPLE_BYTES + 1, SAMPLE_BYTES + 40, 100_001, 1 << 20])
@@ -61,6 +65,28 @@ def test_a_device_s_samples_are_the_very_bytes(size: int) -> None:
     runtime = FakeRuntime()
     assert b"".join(copy_samples(Calls("runtime", runtime), memory.data_ptr(), offsets, length)) == expected
     assert runtime.calls["cudaMemcpy"] == len(offsets)
+
+
+def test_a_gpu_s_samples_are_copied_by_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is the caller's own: memory behind a descriptor is open to the one that it is mapped for alone."""
+    content = torch.arange(100_000, dtype=torch.int64).to(torch.uint8)
+    memory = SimpleNamespace(device=torch.device("cuda", 1), data_ptr=content.data_ptr)
+    order: list[object] = []
+
+    @contextlib.contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        order.append(chosen)
+        yield
+        order.append("the caller's own")
+
+    runtime = FakeRuntime()
+    copy = runtime.do_cudaMemcpy
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(runtime, "cudaMemcpy", lambda *call: (order.append("copy"), copy(*call))[1], raising=False)
+    monkeypatch.setattr(checksum, "Calls", lambda name: Calls(name, runtime))
+
+    assert sampled_checksum(memory, 100_000) == sampled_checksum(content, 100_000)  # type: ignore[arg-type]
+    assert list(dict.fromkeys(order)) == [memory.device, "copy", "the caller's own"]
 
 
 def test_what_lies_behind_the_given_size_does_not_count() -> None:
