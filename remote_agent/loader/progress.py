@@ -1,4 +1,4 @@
-"""Tells a caller how far a load is, from the caller's own thread, while others do the work."""
+"""Tells a caller how far a load is, from one thread, while others do the work."""
 
 from __future__ import annotations
 
