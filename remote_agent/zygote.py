@@ -74,7 +74,7 @@ class Zygote:
     def announce(self, import_ns: int) -> None:
         """Say that forks can be asked for."""
         freeze_objects()
-        paths = tuple(dict.fromkeys(path for path in sys.path if Path(path or ".").is_dir()))
+        paths = package_folders()
         self._send(ZygoteReady(os.getpid(), sys.executable, installed_versions(), import_ns, self._threads, paths))
 
     def serve(self) -> int:
@@ -169,6 +169,15 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return os.fork()
+
+
+def package_folders() -> tuple[str, ...]:
+    """Return the folders that imports came from.
+
+    The working directory, which ``python -m`` puts before them, is the agent's own: what appears there is no package.
+    """
+    folders = (Path(path) for path in sys.path if path)
+    return tuple(dict.fromkeys(str(folder) for folder in folders if folder.is_dir() and not folder.samefile(os.curdir)))
 
 
 def freeze_objects() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 from remote_agent.agentd.lifecycle import IllegalTransitionError
 from remote_agent.agentd.park_moves import StandbyLostError
@@ -23,11 +25,14 @@ from remote_agent.protocol.internal import (
     WorkerGo,
     WorkerLostResident,
     WorkerMaps,
+    WorkerPrepared,
     WorkerProgress,
     WorkerReady,
     WorkerStage,
 )
 from remote_agent.protocol.messages import Failure, Tier
+
+log = logging.getLogger(__name__)
 
 
 class Crew:
@@ -73,17 +78,48 @@ class Crew:
         asked_mono_ns = time.monotonic_ns()
         if order.recipe.needs_device:
             self._board.begin("init", order.device, asked_mono_ns)
-        try:
-            worker = await self._services.spares.take(order)
-            if worker is not None:
-                worker.assign(order, asked_mono_ns)
-            else:
+        worker = await self._services.spares.take(order)
+        if worker is None or not await self._begins(worker, order, asked_mono_ns):
+            try:
                 worker = await self._services.workers.start(order, asked_mono_ns)
-        except SpawnError as error:
-            raise _not_started(error) from error
-        self._enlist(worker)
+            except SpawnError as error:
+                raise _not_started(error) from error
+            self._enlist(worker)
         if order.recipe.needs_device and worker.zygote_reason is None:
             self._services.spares.expect(order)
+
+    async def _begins(self, spare: Worker, order: Order, asked_mono_ns: int) -> bool:
+        """Give a spare the job and return whether it is at that: one that has died or hangs by then did nothing yet.
+
+        Raises: StageError
+        """
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def hear(worker: Worker, message: InternalMessage) -> None:
+            if not isinstance(message, WorkerPrepared) and not begun.done():
+                begun.set_result(None)
+            self._heard(worker, message)
+
+        self._workers[order.device] = spare
+        spare.on_message = hear
+        self._assign(spare, order, asked_mono_ns)
+        limit_s = self._services.spares.ready_s
+        awaited: set[asyncio.Future[Any]] = {begun, spare.gone}
+        await asyncio.wait(awaited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if begun.done():
+            self._enlist(spare)
+            return True
+        how = spare.gone.result() if spare.gone.done() else f"does not begin within {limit_s:g} s"
+        log.warning("the spare worker on %s %s: run %s gets another", order.device, how, order.run_uid)
+        spare.on_message = lambda worker, message: None
+        await spare.kill()
+        return False
+
+    def _assign(self, worker: Worker, order: Order, asked_mono_ns: int) -> None:
+        try:
+            worker.assign(order, asked_mono_ns)
+        except SpawnError as error:
+            raise _not_started(error) from error
 
     def borrow(self, standbys: Mapping[str, Worker]) -> None:
         """Keep standbys for this run; none is touched yet."""
@@ -136,10 +172,7 @@ class Crew:
         for order in orders:
             if order.device in fitting:
                 self._enlist(fitting[order.device])
-                try:
-                    fitting[order.device].assign(order, time.monotonic_ns())
-                except SpawnError as error:
-                    raise _not_started(error) from error
+                self._assign(fitting[order.device], order, time.monotonic_ns())
         await self.watch(*(self.start_worker(order) for order in orders if order.device not in fitting))
 
     def send_go(self, shards: tuple[ShardIdentity, ...], residents: Mapping[str, str]) -> None:

@@ -132,7 +132,11 @@ class KeeperLink:
         arguments = ("--state-dir", str(self._state.root), "--devices", str(self._devices))
         try:
             child = self._reaper.spawn(
-                (*argv, *arguments), self._commands.environment({}), self._log_descriptor, group=False
+                (*argv, *arguments),
+                self._commands.environment({}),
+                self._log_descriptor,
+                group=False,
+                outlives_agent=True,
             )
         except (OSError, ValueError) as error:
             log.warning("the keeper can't be started: %s", error)

@@ -27,8 +27,10 @@ DEFAULT_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE,
 class Child:
     """One process of ours. ``exit`` is done with the exit code (negative: a signal) once it is reaped."""
 
-    def __init__(self, pid: int, kill: Callable[[int, int], None], group: bool | None) -> None:
-        self.pid = pid
+    def __init__(
+        self, pid: int, kill: Callable[[int, int], None], group: bool | None, outlives_agent: bool = False
+    ) -> None:
+        self.pid, self.outlives_agent = pid, outlives_agent
         self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._kill, self._group = kill, group
         self._oom_kills = hostfacts.oom_kills()
@@ -95,10 +97,11 @@ class Reaper:
         output: int,
         channel: int | None = None,
         group: bool = True,
+        outlives_agent: bool = False,
     ) -> Child:
         """Start ``argv`` in a session of its own: stdin empty, stdout and stderr to ``output``, the channel as 3.
 
-        Raises: OSError or ValueError if it can't be started.
+        What ``outlives_agent`` is not ended with all the others. Raises: OSError or ValueError if it can't be started.
         """
         actions: list[tuple[object, ...]] = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -116,7 +119,7 @@ class Reaper:
             setsigmask=(),
             setsigdef=DEFAULT_SIGNALS,
         )
-        return self._register(pid, group)
+        return self._register(pid, group, outlives_agent)
 
     def adopt(self, pid: int) -> Child:
         """Return the child for a process that a zygote forked and that is ours now, even if it has ended already."""
@@ -137,24 +140,32 @@ class Reaper:
                 return
             self._collect(ended.si_pid)
 
-    def kill_all(self, spare: int | None, limit_s: float) -> list[int]:
-        """Kill every child but ``spare`` and wait here until they have ended. Returns those that have not in time.
+    async def end_all(self, limit_s: float) -> list[int]:
+        """Kill every child that is to end with the agent. Returns those that have not ended in time."""
+        children = self._kill_mortal()
+        if children:
+            await asyncio.wait([child.exit for child in children], timeout=limit_s)
+        return [child.pid for child in children if child.is_alive]
 
-        Blocks: for an agent that leaves at once.
-        """
-        for child in list(self._children.values()):
-            if child.pid != spare:
-                child.signal(signal.SIGKILL)
+    def kill_all(self, limit_s: float) -> list[int]:
+        """Do what `end_all` does, and block: for an agent that leaves at once."""
+        children = self._kill_mortal()
         give_up = time.monotonic() + limit_s
         while True:
             self.reap()
-            left = [pid for pid in self._children if pid != spare]
+            left = [child.pid for child in children if child.is_alive]
             if not left or time.monotonic() > give_up:
                 return left
             time.sleep(0.01)
 
-    def _register(self, pid: int, group: bool | None) -> Child:
-        child = Child(pid, self._kill, group)
+    def _kill_mortal(self) -> list[Child]:
+        children = [child for child in self._children.values() if not child.outlives_agent]
+        for child in children:
+            child.signal(signal.SIGKILL)
+        return children
+
+    def _register(self, pid: int, group: bool | None, outlives_agent: bool = False) -> Child:
+        child = Child(pid, self._kill, group, outlives_agent)
         self._children[pid] = child
         return child
 

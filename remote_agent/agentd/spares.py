@@ -38,7 +38,7 @@ class Spares:
         self, reaper: Reaper, workers: Workers, zygotes: Zygotes, log_descriptor: int, idle_s: float, ready_s: float
     ) -> None:
         self._reaper, self._workers, self._zygotes = reaper, workers, zygotes
-        self._log_descriptor, self._idle_s, self._ready_s = log_descriptor, idle_s, ready_s
+        self._log_descriptor, self._idle_s, self.ready_s = log_descriptor, idle_s, ready_s
         self._wanted: dict[str, Order] = {}
         self._spares: dict[str, _Spare] = {}
         self._leaving: set[Worker] = set()
@@ -146,8 +146,8 @@ class Spares:
         if self._wanted.get(order.device) is not order:
             worker.child.signal(signal.SIGKILL)
             return
-        late = f"it is not ready within {self._ready_s:g} s"
-        overdue = asyncio.get_running_loop().call_later(self._ready_s, self._failed, order.device, late)
+        late = f"it is not ready within {self.ready_s:g} s"
+        overdue = asyncio.get_running_loop().call_later(self.ready_s, self._failed, order.device, late)
         spare = self._spares[order.device] = _Spare(worker, zygote, overdue)
         worker.on_message = lambda _, message: self._heard(spare, message)
         worker.gone.add_done_callback(lambda gone: self._gone(spare, gone.result()))

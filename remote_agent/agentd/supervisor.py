@@ -62,6 +62,7 @@ LIST_BYTES = 768 << 10
 """What a list of runs may take, so that it fits one frame."""
 
 ABANDON_S = 5.0
+END_S = 0.5
 ORPHANS_END_S, ORPHANS_KILL_S = 1.0, 5.0
 """How long an agent waits, before it says that a model is gone, for its process to end by itself and by SIGKILL."""
 
@@ -282,6 +283,9 @@ class Supervisor:
         self._zygotes.stop()
         self._preflights.stop()
         self.sampler.stop()
+        left = await self._reaper.end_all(END_S)
+        if left:
+            log.error("these processes ignore SIGKILL: %s", left)
 
     def find_keeper(self) -> None:
         """Find the keeper again, or start one, after the sockets' directory was removed."""
@@ -293,7 +297,7 @@ class Supervisor:
         The keeper is left: it ends by itself, unless its socket is still in place.
         """
         log.critical("the agent ends with everything it runs and holds: %s", reason)
-        left = self._reaper.kill_all(self._keeper.pid, ABANDON_S)
+        left = self._reaper.kill_all(ABANDON_S)
         if left:
             log.critical("these processes ignore SIGKILL: %s", left)
         os._exit(1)
@@ -344,8 +348,6 @@ class Supervisor:
 
     def _end_what_was_left(self) -> None:
         ledger = self.events.ledger
-        if not ledger.runs and not ledger.residents:
-            return
         left = end(left_behind(self._root), ORPHANS_END_S, ORPHANS_KILL_S)
         states = {process.pid: hostfacts.process_state(process.pid) for process in left}
         for pid, state in states.items():

@@ -133,6 +133,17 @@ def test_model_code_is_imported_ahead_only_from_transformers(zygote: Zygote, tmp
     worker.sock.close()
 
 
+def test_a_file_in_the_agents_own_directory_is_no_change_of_packages(tmp_path: Path) -> None:
+    """Its working directory is the first that imports look in, and where its log and caches come and go."""
+    code = f"import os\nos.chdir({str(tmp_path)!r})\nimport sys\nsys.path[:0] = ['', {str(tmp_path)!r}]\n{BARE_ZYGOTE}"
+    with python_child(code, tmp_path / "log") as (_, end):
+        ready = end.receive()
+
+    assert isinstance(ready, ZygoteReady)
+    assert any(path.endswith("site-packages") for path in ready.fingerprint_paths)
+    assert not {"", ".", str(tmp_path)} & set(ready.fingerprint_paths)
+
+
 def test_a_worker_outlives_the_zygote_that_forked_it(tmp_path: Path) -> None:
     """It holds no end of the zygote's socket, so each is seen to end on its own."""
     with subreaper(), python_child(f"{BARE_ZYGOTE}sys.exit(zygote.serve())", tmp_path / "log") as (process, end):

@@ -106,6 +106,8 @@ def preflight(line: Line) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     if "preflight:hang" in words:
         line.wait_for_end()
+    if told("preflight") == "gate":
+        misbehave(line, "gate", "preflight")
     if "preflight:refuse" in words or told("preflight") == "refuse":
         failure = Failure("checkpoint_refused", "model.safetensors: tensor w ends 4 bytes past the file", "preflight")
         line.send(PreflightReport(False, (), 0, 0, None, failure))
@@ -137,6 +139,8 @@ def worker(line: Line) -> None:
                 signal.pause()
             os._exit(0)
         if isinstance(message, WorkerJob):
+            if made == ("init",) and told("spare") == "die late":
+                os._exit(7)
             serve(line, message, made)
             made = ARMED_STAGES if message.arm else STAGES[:-2]
             words = message.recipe.environment.get("STUB", "").split()

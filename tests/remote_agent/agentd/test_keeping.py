@@ -31,6 +31,7 @@ class EndingReaper(Reaper):
         output: int,
         channel: int | None = None,
         group: bool = True,
+        outlives_agent: bool = False,
     ) -> Child:
         child = Child(0 if self._keep is None else self._keep().pid, lambda pid, number: None, group)
         child.exit.set_result(self._code)

@@ -130,6 +130,35 @@ def test_one_that_is_not_there_is_no_loss(agent: Agent) -> None:
     assert used(runs[0]) != killed
 
 
+def test_one_that_dies_as_it_gets_the_job_is_followed_by_another(agent: Agent) -> None:
+    """It has done nothing of the run yet: that has a worker of its own, and the agent says so in a line."""
+    with agent.client("") as client:
+        do_run(client, agent)
+        before = waiting(client, "cpu")["cpu"]
+        agent.order("spare", "die late")
+        run = do_run(client, agent)
+
+    assert (run.state, stage_of(run, "init").status) == (RunState.READY, StageStatus.DONE)
+    assert used(run) != before
+    assert parts_sum_to_wall(run)
+    wait_for_line(agent, f"the spare worker on cpu exited with code 7: run {run.run_uid} gets another")
+
+
+@pytest.mark.faults
+def test_one_that_does_not_begin_is_ended_and_followed_by_another(make_agent: Callable[..., Agent]) -> None:
+    """A process that is stuck costs a run that time, and is not left."""
+    agent = make_agent(idle_s=0.02, zygote={"spare_s": 0.5})
+    with agent.client("") as client:
+        do_run(client, agent)
+        stopped = waiting(client, "cpu")["cpu"]
+        os.kill(stopped, signal.SIGSTOP)
+        run = do_run(client, agent)
+
+    assert (run.state, stage_of(run, "init").status) == (RunState.READY, StageStatus.DONE)
+    assert not is_running(stopped)
+    wait_for_line(agent, f"the spare worker on cpu does not begin within 0.5 s: run {run.run_uid} gets another")
+
+
 def test_one_that_is_not_ready_in_time_is_ended(make_agent: Callable[..., Agent]) -> None:
     """A driver that hangs keeps its process no longer than that."""
     agent = make_agent(idle_s=0.02, zygote={"spare_s": 0.2}, orders={"spare": "wait"})

@@ -15,7 +15,7 @@ import pytest
 from remote_agent.agentd.daemon import take_lock
 from remote_agent.agentd.paths import StateDir
 from remote_agent.verbs import stop
-from tests.remote_agent.agentd.agents import REPOSITORY, Agent, is_running
+from tests.remote_agent.agentd.agents import REPOSITORY, Agent, Watcher, eventually, is_running
 from tests.remote_agent.agentd.test_verbs import recipe_file, verb
 
 pytestmark = pytest.mark.faults
@@ -90,6 +90,27 @@ def test_stop_force_ends_what_a_killed_agent_leaves(warm: Agent) -> None:
     assert (forced.returncode, forced.stdout) == (0, "the agent has ended\n")
     assert not is_running(worker)
     assert not is_running(warm.pid)
+
+
+def test_stop_leaves_no_process_that_can_not_hear_it(make_agent: Callable[..., Agent]) -> None:
+    """A zygote, and the preflight that waits, end though they are stopped and take no SIGTERM; so does a spare."""
+    agent = make_agent(idle_s=0.02)
+    with agent.client("") as client:
+        client.warm(agent.params())
+        processes = eventually(lambda: waiting_processes(client), "a spare and a preflight wait")
+    for pid in processes.values():
+        os.kill(pid, signal.SIGSTOP)
+    done = impatient(agent, "stop", "--force")
+
+    assert any(name.startswith("worker") for name in processes)
+    assert (done.returncode, done.stdout) == (0, "the agent has ended\n")
+    assert not any(is_running(pid) for pid in processes.values())
+
+
+def waiting_processes(client: Watcher) -> dict[str, int]:
+    """Return every process of an agent but itself, once it has made ready what the next run may want."""
+    found = {name: pid for name, pid in client.status().processes.items() if pid and name != "agentd"}
+    return found if {"zygote 1", "preflight", "spare cpu"} <= found.keys() else {}
 
 
 def test_every_verb_names_an_agent_that_does_not_listen(warm: Agent) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from remote_agent.agentd.daemon import holder, take_lock
 from remote_agent.agentd.launch import connect
-from remote_agent.protocol.messages import ResidentChanged
+from remote_agent.protocol.messages import ReleaseParams, ReleaseResult, ResidentChanged
 from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, Agent, eventually, is_running
 
 pytestmark = pytest.mark.faults
@@ -169,3 +169,19 @@ def test_a_model_is_called_gone_only_when_its_process_has_ended(warm: Agent) -> 
     assert (gone.data.state, gone.data.reason) == ("gone", "the agent that held it has ended")
     assert not still_there
     assert is_running(keeper)
+
+
+def test_what_waits_for_a_run_ends_though_the_killed_agent_had_none(make_agent: Callable[..., Agent]) -> None:
+    """A spare that could not see its socket close has the driver open: the next agent ends it as well."""
+    agent = make_agent(idle_s=0.02)
+    with agent.client("") as client:
+        run = client.warm(agent.params())
+        client.call("resident.release", ReleaseParams(run.run_uid), ReleaseResult)
+        spare = eventually(lambda: client.status().processes.get("spare cpu"), "a spare waits")
+    os.kill(spare, signal.SIGSTOP)
+    agent.kill()
+    outlived = is_running(spare)
+    agent.start()
+    eventually(lambda: not is_running(spare), "it ends")
+
+    assert outlived
