@@ -106,8 +106,6 @@ def preflight(line: Line) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     if "preflight:hang" in words:
         line.wait_for_end()
-    if told("preflight") == "gate":
-        misbehave(line, "gate", "preflight")
     if "preflight:refuse" in words or told("preflight") == "refuse":
         failure = Failure("checkpoint_refused", "model.safetensors: tensor w ends 4 bytes past the file", "preflight")
         line.send(PreflightReport(False, (), 0, 0, None, failure))

@@ -117,27 +117,6 @@ def test_a_second_run_of_the_same_recipe_reuses_the_standby(agent: Agent) -> Non
     assert [(resident.run_uid, resident.pid) for resident in status.residents] == [(second.run_uid, pid)]
 
 
-def test_a_log_that_a_standby_can_not_have_is_named(agent: Agent) -> None:
-    """One that went while the run's files were looked at fails that run in one line."""
-    params = agent.params()
-    log = agent.state.runs / f"{params.run_uid}.stderr"
-    with agent.client("") as client:
-        client.warm(agent.params())
-        agent.order("preflight", "gate")
-        agent.order("gate", "")
-        client.begin(params)
-        client.stage(params.run_uid, "preflight")
-        eventually(log.exists, "preflight has its log")
-        log.unlink()
-        log.mkdir()
-        agent.order("gate", None)
-        failure = client.finished(params.run_uid).failure
-
-    assert failure is not None
-    assert (failure.code, failure.stage) == ("worker_not_started", "init")
-    assert failure.detail == f"the worker's log can't be opened: [Errno 21] Is a directory: '{log}'"
-
-
 def test_a_standby_whose_files_changed_is_replaced(agent: Agent) -> None:
     """A run after the checkpoint changed loads anew, and the old holder goes with that reason."""
     with agent.client("") as client:
