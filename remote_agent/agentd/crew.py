@@ -78,8 +78,10 @@ class Crew:
         asked_mono_ns = time.monotonic_ns()
         if order.recipe.needs_device:
             self._board.begin("init", order.device, asked_mono_ns)
-        worker = await self._services.spares.take(order)
-        if worker is None or not await self._begins(worker, order, asked_mono_ns):
+        spare = await self._services.spares.take(order)
+        if spare is not None and await self._begins(*spare, order, asked_mono_ns):
+            worker, _ = spare
+        else:
             try:
                 worker = await self._services.workers.start(order, asked_mono_ns)
             except SpawnError as error:
@@ -88,8 +90,8 @@ class Crew:
         if order.recipe.needs_device and worker.zygote_reason is None:
             self._services.spares.expect(order)
 
-    async def _begins(self, spare: Worker, order: Order, asked_mono_ns: int) -> bool:
-        """Give a spare the job and return whether it is at that: one that has died or hangs by then did nothing yet.
+    async def _begins(self, spare: Worker, limit_s: float, order: Order, asked_mono_ns: int) -> bool:
+        """Give a spare the job and return whether it began that: one that died or hangs did nothing, and is ended.
 
         Raises: StageError
         """
@@ -103,7 +105,6 @@ class Crew:
         self._workers[order.device] = spare
         spare.on_message = hear
         self._assign(spare, order, asked_mono_ns)
-        limit_s = self._services.spares.ready_s
         awaited: set[asyncio.Future[Any]] = {begun, spare.gone}
         await asyncio.wait(awaited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if begun.done():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.workers import Order, Worker, Workers
-from remote_agent.agentd.zygotes import Zygote, ZygoteError, Zygotes
+from remote_agent.agentd.zygotes import Zygote, ZygoteError, Zygotes, ZygoteTimes
 from remote_agent.protocol.internal import InternalMessage, WorkerPrepare, WorkerPrepared
 
 log = logging.getLogger(__name__)
@@ -29,16 +29,16 @@ class _Spare:
 
 
 class Spares:
-    """Keeps them. ``idle_s``: how long nothing must have run before any is forked; ``ready_s``: how long one may take.
+    """Keeps them. ``idle_s``: how long nothing must have run before any is forked; ``times``: how long one may take.
 
     ``log_descriptor``: where they print before they have a run.
     """
 
     def __init__(
-        self, reaper: Reaper, workers: Workers, zygotes: Zygotes, log_descriptor: int, idle_s: float, ready_s: float
+        self, reaper: Reaper, workers: Workers, zygotes: Zygotes, log_descriptor: int, idle_s: float, times: ZygoteTimes
     ) -> None:
         self._reaper, self._workers, self._zygotes = reaper, workers, zygotes
-        self._log_descriptor, self._idle_s, self.ready_s = log_descriptor, idle_s, ready_s
+        self._log_descriptor, self._idle_s, self._times = log_descriptor, idle_s, times
         self._wanted: dict[str, Order] = {}
         self._spares: dict[str, _Spare] = {}
         self._leaving: set[Worker] = set()
@@ -76,8 +76,9 @@ class Spares:
             self._due.cancel()
             self._due = None
 
-    async def take(self, order: Order) -> Worker | None:
-        """Return the one that waits on an order's device, if it is as good as one forked now.
+    async def take(self, order: Order) -> tuple[Worker, float] | None:
+        """Return the one that waits on an order's device, if it is as good as one forked now, and the seconds in which
+        it should begin a job.
 
         One that is still being forked or prepared counts: a new one would be ready later.
         """
@@ -92,7 +93,8 @@ class Spares:
         if self._zygotes.find(order.python) is not spare.zygote:
             self._let_go(order.device)
             return None
-        return self._remove(order.device)
+        self._remove(order.device)
+        return spare.worker, self._times.fork_s if spare.is_ready else self._times.spare_s
 
     def lose(self, device: str) -> None:
         """End the one of a device that is not to be trusted, and have none there before the next run."""
@@ -146,8 +148,8 @@ class Spares:
         if self._wanted.get(order.device) is not order:
             worker.child.signal(signal.SIGKILL)
             return
-        late = f"it is not ready within {self.ready_s:g} s"
-        overdue = asyncio.get_running_loop().call_later(self.ready_s, self._failed, order.device, late)
+        late = f"it is not ready within {self._times.spare_s:g} s"
+        overdue = asyncio.get_running_loop().call_later(self._times.spare_s, self._failed, order.device, late)
         spare = self._spares[order.device] = _Spare(worker, zygote, overdue)
         worker.on_message = lambda _, message: self._heard(spare, message)
         worker.gone.add_done_callback(lambda gone: self._gone(spare, gone.result()))

@@ -99,7 +99,7 @@ class Supervisor:
         self.parking = Parking(self._residents, workers, slots, gpu_locks, self.sampler)
         self._preflights = Preflights(self._reaper, commands, log_descriptor, self.options.idle_s)
         self._spares = Spares(
-            self._reaper, workers, self._zygotes, log_descriptor, self.options.idle_s, self.options.zygote.spare_s
+            self._reaper, workers, self._zygotes, log_descriptor, self.options.idle_s, self.options.zygote
         )
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         self._services = Services(

@@ -147,7 +147,7 @@ def test_one_that_dies_as_it_gets_the_job_is_followed_by_another(agent: Agent) -
 @pytest.mark.faults
 def test_one_that_does_not_begin_is_ended_and_followed_by_another(make_agent: Callable[..., Agent]) -> None:
     """A process that is stuck costs a run that time, and is not left."""
-    agent = make_agent(idle_s=0.02, zygote={"spare_s": 0.5})
+    agent = make_agent(idle_s=0.02, zygote={"fork_s": 0.5})
     with agent.client("") as client:
         do_run(client, agent)
         stopped = waiting(client, "cpu")["cpu"]
