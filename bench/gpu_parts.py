@@ -45,7 +45,7 @@ def loading(name: str, least_s: float, most_s: float, rounds: int = 5) -> Part:
 
 PARTS = (
     Part("ceilings", ("-m", "bench.gpu_ceilings", "{model}", "--budget-s", "{seconds}"), 30, 120),
-    loading("warm", 45, 120, rounds=11),  # other users of a host slow some rounds down by a fifth
+    loading("warm", 45, 120, rounds=11),  # some are slower by a fifth, for no known reason
     loading("host", 60, 180),
     Part("pipeline", ("bench/gpu_pipeline.py", "{model}", "--out", "{out}/r.json", "--no-cold"), 90, 300, "r.json"),
     Part("standby", ("bench/gpu_standby.py", "{model}", "--out", "{out}/r.json"), 90, 270, "r.json"),
