@@ -69,7 +69,9 @@ class Rehearsal:
             reason = rehearse(self._recipe, self._checkpoint.root, tensors, self._device, lambda: not self.is_loaded)
         except Exception as error:  # the stages themselves meet the same fault and report it
             reason = one_line(f"{type(error).__name__}: {error}")
-        is_of_request = reason is None and self._recipe.request.prompt is None  # a text's length only a tokenizer knows
+        request = self._recipe.request
+        # A text's length only a tokenizer knows, and nothing was drawn by chance.
+        is_of_request = reason is None and request.prompt is None and request.sampling.temperature == 0
         self.result = Rehearsed(time.monotonic_ns() - begun, reason, is_of_request)
 
     def watch(self, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:

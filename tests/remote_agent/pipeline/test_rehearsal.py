@@ -20,7 +20,7 @@ from remote_agent.pipeline.rehearsal import (
     plan_rehearsal,
     rehearse,
 )
-from remote_agent.protocol.messages import FirstRequest, Shape
+from remote_agent.protocol.messages import FirstRequest, Sampling, Shape
 from tests.remote_agent import checkpoints
 from tests.remote_agent.pipeline.models import CPU, load_with_transformers, recipe_for
 
@@ -88,11 +88,16 @@ def test_a_rehearsal_learns_from_the_load_s_progress_that_it_is_over(tmp_path: P
     assert told == [(0, 8), (8, 8)]
 
 
-@pytest.mark.parametrize(("prompt", "is_of_request"), [(None, True), ("how long is this?", False)])
-def test_a_text_s_length_is_not_known_to_a_rehearsal(prompt: str | None, is_of_request: bool, tmp_path: Path) -> None:
-    """So a model asked for text is warmed once more, at the length that the tokenizer gives."""
+@pytest.mark.parametrize(
+    ("prompt", "temperature", "is_of_request"), [(None, 0, True), ("how long is this?", 0, False), (None, 0.7, False)]
+)
+def test_what_a_rehearsal_can_not_know_or_do_is_warmed_once_more(
+    prompt: str | None, temperature: float, is_of_request: bool, tmp_path: Path
+) -> None:
+    """A text has the length that its tokenizer gives, and a draw by chance has kernels of its own."""
     folder = checkpoints.write_llama(tmp_path)
-    recipe = recipe_for(folder, request=FirstRequest(prompt=prompt, prompt_tokens=6))
+    request = FirstRequest(prompt=prompt, prompt_tokens=6, sampling=Sampling(temperature=temperature))
+    recipe = recipe_for(folder, request=request)
 
     assert result_of(Rehearsal(recipe, inspect(folder), CPU)).is_of_request is is_of_request
 
