@@ -13,6 +13,7 @@ from remote_agent.protocol.messages import NATIVE_STAGES, Tier
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MEASURES = ("total", "first_output", *NATIVE_STAGES)
+TIERS = tuple(tier.value for tier in Tier)
 ORDERS = ("as_listed", "coldest_first")
 LONGEST_S = 7 * 86400.0
 RETRIES_MOST = 100
@@ -64,7 +65,7 @@ class Gate(Checked):
     measure: str | None = None
     limit_s: float | None = None
     factor: float | None = None
-    tier: Tier | None = None
+    tier: str | None = None
     command: tuple[str, ...] | None = None
     http: str | None = None
     status: int = 200
@@ -80,6 +81,8 @@ class Gate(Checked):
         if len(kinds) != 1:
             yield f"exactly one of measure, tier, command and http is needed, not {' and '.join(kinds) or 'none'}"
         yield from self._limit_problems()
+        if self.tier is not None and self.tier not in TIERS:
+            yield f"tier: {self.tier[:80]!r} is not one of: {', '.join(TIERS)}"
         if self.command is not None:
             yield from _arguments("command", self.command)
         if self.http is not None and not _is_url(self.http):
@@ -127,7 +130,7 @@ class Gate(Checked):
             most = f"{self.factor:g}× the node's median" if self.factor is not None else f"{self.limit_s:g} s"
             what = f"{self.measure} at most {most}"
         elif self.tier is not None:
-            what = f"tier {self.tier.value}"
+            what = f"tier {self.tier}"
         elif self.command is not None:
             what = f"command {' '.join(self.command)}"
         else:
