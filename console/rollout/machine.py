@@ -67,17 +67,18 @@ def _node_reached(turn: Turn, event: NodeReached) -> None:
     elif event.state is NodeState.FAILED:
         turn.fail(row, event.reason, event.unreachable)
     elif event.state is NodeState.UNKNOWN:
-        turn.change_node(row.name, state=NodeState.UNKNOWN, reason=event.reason)
+        since_s = turn.state.now_s if row.state is NodeState.VERIFYING else row.since_s
+        turn.change_node(row.name, state=NodeState.UNKNOWN, reason=event.reason, since_s=since_s)
     elif row.state in _AHEAD and event.state in _AHEAD[_AHEAD.index(row.state) + 1 :]:
         turn.change_node(row.name, state=event.state, reason=event.reason)
 
 
 def _node_read(turn: Turn, row: NodeRow, event: NodeReached) -> None:
-    """Take over what a node that nobody could see has come to; ready only what was verified in this attempt."""
+    """Take over what a node that nobody could see has come to; ready only what was verified, and then shifted."""
     reached = event.state
     if reached is NodeState.UNKNOWN:
         return
-    if reached is NodeState.READY and row.is_verified:
+    if reached is NodeState.READY and row.is_shifted:
         turn.become_ready(row)
     elif reached is NodeState.FAILED:
         turn.fail(row, event.reason, event.unreachable)
@@ -86,22 +87,23 @@ def _node_read(turn: Turn, row: NodeRow, event: NodeReached) -> None:
     elif reached in (NodeState.PENDING, NodeState.DRAINING, NodeState.SKIPPED):
         turn.call_off(row, event.reason)
         turn.change_node(row.name, tries=max(0, row.tries - 1))
-    elif reached is NodeState.SHIFTING and row.is_verified:
-        turn.change_node(row.name, state=NodeState.SHIFTING, reason=event.reason, since_s=turn.state.now_s)
+    elif reached is NodeState.SHIFTING and row.is_shifted:
+        turn.change_node(row.name, state=NodeState.SHIFTING, reason=event.reason)
     else:
         warming = reached is NodeState.WARMING
         turn.change_node(
             row.name,
             state=NodeState.WARMING if warming else NodeState.VERIFYING,
             reason=event.reason,
+            hook=None,
             is_verified=False,
-            since_s=turn.state.now_s,
+            is_shifted=False,
         )
 
 
 def _hook_ended(turn: Turn, event: HookEnded) -> None:
     row = turn.state.node(event.node)
-    if row is None or (row.state, row.attempt, row.hook) != (NodeState.SHIFTING, event.attempt, event.hook):
+    if row is None or (row.attempt, row.hook) != (event.attempt, event.hook):
         return
     if event.succeeded:
         turn.hook_succeeded(row, event.hook)

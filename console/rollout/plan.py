@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from console.rollout.settings import Gate, Rollout
-from console.rollout.sizes import cut, resolve
+from console.rollout.sizes import cut
+from console.rollout.states import Rules
 from remote_agent.protocol.messages import Tier
 
 NS_PER_S = 1_000_000_000
@@ -45,12 +46,11 @@ class PlannedBatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every size as a number of nodes. ``expected_ns`` is without hooks, pauses and what fails."""
+    """``rules`` has every size as a number of nodes. ``expected_ns`` is without hooks, pauses and what fails."""
 
     rollout: Rollout
     batches: tuple[PlannedBatch, ...]
-    max_unavailable: int
-    max_failures: int
+    rules: Rules
     parallel: int
 
     @property
@@ -69,11 +69,11 @@ class Plan:
 def make_plan(rollout: Rollout, candidates: Sequence[Candidate], parallel: int) -> Plan:
     """Return what would happen to the candidates, of which there is at least one; ``parallel`` runs at one time."""
     nodes = {node.name: node for node in _ordered(rollout, candidates)}
-    max_unavailable = resolve(rollout.max_unavailable, len(nodes))
+    rules = rollout.rules(len(nodes))
     batches = cut(list(nodes), rollout.canary, rollout.serial)
     planned = []
     for index, names in enumerate(batches):
-        gates = {number: gate for number, gate in enumerate(rollout.gates, 1) if gate.applies_to(index)}
+        gates = {number: gate for number, gate in enumerate(rollout.gates, 1) if gate.rule.applies_to(index)}
         members = tuple(nodes[name] for name in names)
         is_last = index == len(batches) - 1
         planned.append(
@@ -83,10 +83,10 @@ def make_plan(rollout: Rollout, candidates: Sequence[Candidate], parallel: int) 
                 nodes=members,
                 gates=gates,
                 pauses_after=index + 1 in rollout.pause_after and not is_last,
-                expected_ns=_expected_ns(members, gates, max_unavailable, parallel),
+                expected_ns=_expected_ns(members, gates, rules.max_unavailable, parallel),
             )
         )
-    return Plan(rollout, tuple(planned), max_unavailable, resolve(rollout.max_failures, len(nodes)), parallel)
+    return Plan(rollout, tuple(planned), rules, parallel)
 
 
 def _ordered(rollout: Rollout, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -18,10 +18,9 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     rollout = plan.rollout
     sizes = f"{counted(len(plan.nodes), 'node')} in {_batches(len(plan.batches))}"
     yield f"rollout {rollout.name}: recipe {rollout.recipe} to {sizes}; this is a plan, nothing is done"
-    yield f"  at most {plan.max_unavailable} unavailable at once, and {counted(plan.parallel, 'run')} at one time"
-    yield (
-        f"  aborts when {plan.max_failures} failed, or after {_seconds(rollout.progress_deadline_s)} without progress"
-    )
+    rules, deadline = plan.rules, _seconds(rollout.progress_deadline_s)
+    yield f"  at most {rules.max_unavailable} unavailable at once, and {counted(plan.parallel, 'run')} at one time"
+    yield f"  aborts when {rules.max_failures} failed, or after {deadline} without progress"
     retries = "no retry"
     if rollout.retries:
         word = "retry" if rollout.retries == 1 else "retries"
@@ -68,8 +67,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "rollout": rollout.name,
         "recipe": rollout.recipe,
         "nodes": len(plan.nodes),
-        "max_unavailable": plan.max_unavailable,
-        "max_failures": plan.max_failures,
+        "max_unavailable": plan.rules.max_unavailable,
+        "max_failures": plan.rules.max_failures,
         "parallel": plan.parallel,
         "progress_deadline_s": rollout.progress_deadline_s,
         "node_timeout_s": rollout.node_timeout_s,

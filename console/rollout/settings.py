@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from console.rollout.sizes import size_problem
+from console.config_nodes import NAME, NAME_RULE
+from console.rollout.sizes import resolve, size_problem
+from console.rollout.states import GateRule, Rules
 from remote_agent.protocol.codec import Checked
 from remote_agent.protocol.messages import NATIVE_STAGES, Tier
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MEASURES = ("total", "first_output", *NATIVE_STAGES)
 TIERS = tuple(tier.value for tier in Tier)
 ORDERS = ("as_listed", "coldest_first")
@@ -116,9 +116,10 @@ class Gate(Checked):
         if self.consecutive_success is not None and not 1 <= self.consecutive_success <= max(1, self.count):
             yield f"consecutive_success: {self.consecutive_success} is not within 1..{max(1, self.count)}, the count"
 
-    def applies_to(self, batch: int) -> bool:
-        """Whether it is a condition of that batch, counted from 0."""
-        return not self.batches or batch + 1 in self.batches
+    @property
+    def rule(self) -> GateRule:
+        """How many samples decide it, whatever they measure."""
+        return GateRule(self.count, self.interval_s, self.failure_limit, self.consecutive_success, self.batches)
 
     @property
     def shortest_s(self) -> float:
@@ -179,9 +180,7 @@ class Rollout(Checked):
             yield f"retries: {self.retries} is not within 0..{RETRIES_MOST}"
         yield from _batch_numbers("pause_after", self.pause_after)
         if not NAME.fullmatch(self.name):
-            yield (
-                f"name: {self.name[:80]!r} must be 1..64 letters, digits, '.', '_' or '-', the first a letter or digit"
-            )
+            yield f"name: {self.name[:80]!r} {NAME_RULE}"
         if not self.selectors or not all(self.selectors):
             yield "selector: name at least one node, tag:NAME, or all"
 
@@ -204,6 +203,20 @@ class Rollout(Checked):
         """The tags whose nodes come first; none where ``order`` is another one."""
         order = (self.order,) if isinstance(self.order, str) else self.order
         return tuple(tag[4:] for tag in order if tag.startswith("tag:"))
+
+    def rules(self, node_count: int) -> Rules:
+        """Return what the machine goes by, where the selector names so many nodes."""
+        return Rules(
+            max_unavailable=resolve(self.max_unavailable, node_count),
+            max_failures=resolve(self.max_failures, node_count),
+            progress_deadline_s=self.progress_deadline_s,
+            node_timeout_s=self.node_timeout_s,
+            retries=self.retries,
+            backoff_s=self.backoff_s,
+            pause_after=self.pause_after,
+            gates=tuple(gate.rule for gate in self.gates),
+            hooks=self.hooks.names,
+        )
 
 
 def _seconds(name: str, value: float) -> Iterator[str]:

@@ -100,8 +100,8 @@ class NodeRow:
     """One node. ``attempt`` counts from 1 and never returns; ``tries`` since an operator last asked for one.
 
     ``is_out``: a hook that moves its traffic was begun, and it is neither ready nor back. ``is_down``: it serves
-    nobody, for reasons of its own. ``is_verified``: the gates of its batch passed in this attempt. ``hook``: the one
-    that runs. ``has_failed`` stays, whatever comes later; ``skip_reason`` too.
+    nobody, for reasons of its own. ``is_verified``: the gates of its batch passed in this attempt; ``is_shifted``:
+    its shift was begun in it. ``hook``: the one that runs. ``has_failed`` and ``skip_reason`` stay, whatever comes.
     """
 
     name: str
@@ -117,6 +117,7 @@ class NodeRow:
     is_out: bool = False
     is_down: bool = False
     is_verified: bool = False
+    is_shifted: bool = False
     has_failed: bool = False
     back_out: BackOut = BackOut.NONE
 

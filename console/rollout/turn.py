@@ -54,6 +54,7 @@ class Turn:
             if row.state.is_under_way:
                 self.call_off(row, "aborted")
             elif row.state is NodeState.UNKNOWN:
+                self.change_node(row.name, hook=None)
                 self.want(ReadNode(row.name, row.attempt))
 
     def call_off(self, row: NodeRow, reason: str) -> None:
@@ -62,7 +63,15 @@ class Turn:
         self.wait(row, reason, self.state.now_s)
 
     def wait(self, row: NodeRow, reason: str, due_s: float) -> None:
-        self.change_node(row.name, state=NodeState.PENDING, reason=reason, due_s=due_s, hook=None, is_verified=False)
+        self.change_node(
+            row.name,
+            state=NodeState.PENDING,
+            reason=reason,
+            due_s=due_s,
+            hook=None,
+            is_verified=False,
+            is_shifted=False,
+        )
 
     def start(self, row: NodeRow) -> None:
         drains = "before_shift" in self.state.rules.hooks
@@ -90,9 +99,13 @@ class Turn:
         if hook is None:
             self.become_ready(row)
             return
-        since_s = row.since_s if over else self.state.now_s
         self.change_node(
-            row.name, state=NodeState.SHIFTING, hook=hook, is_out=row.is_out or hook == "shift", since_s=since_s
+            row.name,
+            state=NodeState.SHIFTING,
+            hook=hook,
+            is_out=row.is_out or hook == "shift",
+            is_shifted=True,
+            since_s=row.since_s if over else self.state.now_s,
         )
         self.want(RunHook(row.name, row.attempt, hook))
 
@@ -114,6 +127,7 @@ class Turn:
             reason=reason,
             hook=None,
             is_verified=False,
+            is_shifted=False,
             is_down=is_down,
             has_failed=True,
         )

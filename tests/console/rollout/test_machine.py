@@ -483,3 +483,71 @@ def test_a_node_that_is_tried_again_is_still_out_of_traffic() -> None:
         world.do(e.Abort())
 
         assert world.last[-1] == e.BackOutNode("a", 1 + seconds)
+
+
+@pytest.mark.parametrize("said", [NodeState.READY, NodeState.SHIFTING])
+def test_a_node_whose_shift_never_began_is_not_ready_because_its_host_says_so(said: NodeState) -> None:
+    """Its gate passed in a pause, and then it was out of sight: it is looked at again, and shifted."""
+    world = gated()
+    world.do(e.Pause())
+    world.sample(Verdict.PASS)
+    assert world.row("a").is_verified
+    world.do(e.NodeReached("a", 1, NodeState.UNKNOWN), e.NodeReached("a", 1, said), e.Resume())
+    assert world.last == (e.TakeSample(2, 0, ("a",)),)
+    world.sample(Verdict.PASS)
+
+    assert world.last == (e.RunHook("a", 1, "shift"),)
+
+
+def test_a_hook_of_a_node_out_of_sight_begins_no_other_after_an_abort() -> None:
+    """Only what the node is read to be counts then."""
+    world = World(rules())
+    world.warm("a")
+    world.do(e.NodeReached("a", 1, NodeState.UNKNOWN), e.Abort(), e.HookEnded("a", 1, "shift", True))
+
+    assert world.last == ()
+    assert waiting_for(world.state) == ("a: its state",)
+
+
+def test_a_shift_that_fails_is_backed_out_though_nothing_was_drained() -> None:
+    """Half of its traffic may be there already."""
+    world = World(rules(hooks=("shift", "on_abort"), max_failures=2))
+    world.warm("a")
+    world.end_hook("a", succeeded=False)
+
+    assert world.row("a").reason == "hook shift: exit 1"
+    assert world.last == (e.BackOutNode("a", 1),)
+
+
+def test_an_attempt_that_a_restart_cut_off_is_no_failed_try() -> None:
+    """Its node is started again from the beginning, and has its one retry still."""
+    world = World(rules(retries=1, backoff_s=1.0))
+    world.do(e.Restarted(0.0), e.NodeReached("a", 1, NodeState.DRAINING), e.Resume())
+    assert world.last == (e.StartNode("a", 2, ("before_shift", "warm")),)
+    world.fail("a")
+    world.tick(1)
+
+    assert world.last == (e.StartNode("a", 3, ("before_shift", "warm")),)
+
+
+def test_a_hook_that_ends_while_its_node_is_out_of_sight_counts() -> None:
+    """The hook runs beside the console, not on the node."""
+    world = World(rules())
+    world.warm("a")
+    world.do(e.NodeReached("a", 1, NodeState.UNKNOWN), e.HookEnded("a", 1, "shift", True))
+
+    assert world.last == (e.RunHook("a", 1, "after_shift"),)
+
+
+def test_a_node_that_waited_long_at_its_gate_has_its_whole_time_out_once_it_is_out_of_sight() -> None:
+    """Waiting for others is not the node's own time."""
+    world = World(rules(node_timeout_s=60.0), THREE)
+    world.do(e.Pause())
+    world.warm("a")
+    world.tick(1000)
+    world.do(e.NodeReached("a", 1, NodeState.UNKNOWN))
+    world.tick(59)
+    assert world.row("a").state is NodeState.UNKNOWN
+    world.tick(1)
+
+    assert world.row("a").state is NodeState.FAILED

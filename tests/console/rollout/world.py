@@ -136,6 +136,8 @@ class World:
             if row.state is NodeState.READY:
                 assert (row.name, row.attempt) in self.allowed
                 assert not row.is_out
+                shift = e.RunHook(row.name, row.attempt, "shift")
+                assert shift in self.asked or "shift" not in after.rules.hooks
             if row.state is NodeState.SKIPPED:
                 assert row.skip_reason
         for row in before.nodes:
