@@ -1,12 +1,11 @@
-"""``fleet.toml``: nodes, recipes and defaults, read into frozen objects, every mistake reported at once.
+"""``fleet.toml``: nodes, recipes, rollouts and defaults, read into frozen objects, every mistake reported at once.
 
-A mistake reads ``file:line: path: what``. What may follow ``[nodes.NAME]`` is in
-`config_nodes`, what may follow ``[recipes.NAME]`` is the wire's own `Recipe`.
+A mistake reads ``file:line: path: what``. What may follow ``[nodes.NAME]`` is in `config_nodes`, what may follow
+``[recipes.NAME]`` is the wire's own `Recipe`, and ``[[rollout]]`` is `console.rollout.settings`.
 """
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 import shlex
@@ -20,9 +19,11 @@ import tomllib
 
 from console.clean import clean
 from console.config_example import EXAMPLE
-from console.config_lines import key_lines, line_of
+from console.config_lines import hint, key_lines, line_of
 from console.config_nodes import Defaults, DefaultsTable, Node, NodeTable, build_defaults, build_nodes
+from console.config_rollouts import name_problems, rollout_tables
 from console.errors import ConfigError, UsageError
+from console.rollout.settings import Rollout
 from remote_agent.protocol.codec import DecodeError, Problem, Unknown, decode
 from remote_agent.protocol.messages import Recipe
 
@@ -31,7 +32,7 @@ __all__ = ["EXAMPLE", "Config", "Defaults", "Node", "load", "parse"]
 T = TypeVar("T")
 
 SIZE_LIMIT_BYTES = 1 << 20
-_TABLES: dict[str, type] = {"defaults": DefaultsTable, "nodes": NodeTable, "recipes": Recipe}
+_TABLES: dict[str, type] = {"defaults": DefaultsTable, "nodes": NodeTable, "recipes": Recipe, "rollout": Rollout}
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Config:
     nodes: tuple[Node, ...] = ()
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     defaults: Defaults = field(default_factory=Defaults)
+    rollouts: tuple[Rollout, ...] = ()
     path: Path = Path("fleet.toml")
 
     def node(self, name: str) -> Node:
@@ -48,13 +50,20 @@ class Config:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise UsageError(f"no node {clean(name, 80)!r}{_hint(name, [node.name for node in self.nodes])}")
+        raise UsageError(f"no node {clean(name, 80)!r}{hint(name, [node.name for node in self.nodes])}")
 
     def recipe(self, name: str) -> Recipe:
         """Return the recipe of that name. Raises: UsageError, naming close matches."""
         if name in self.recipes:
             return self.recipes[name]
-        raise UsageError(f"no recipe {clean(name, 80)!r}{_hint(name, list(self.recipes))}")
+        raise UsageError(f"no recipe {clean(name, 80)!r}{hint(name, list(self.recipes))}")
+
+    def rollout(self, name: str) -> Rollout:
+        """Return the rollout of that name. Raises: UsageError, naming close matches."""
+        for rollout in self.rollouts:
+            if rollout.name == name:
+                return rollout
+        raise UsageError(f"no rollout {clean(name, 80)!r}{hint(name, [one.name for one in self.rollouts])}")
 
     def select(self, names_or_tags: Sequence[str]) -> tuple[Node, ...]:
         """Return the nodes that any selector names, each once, in the file's order.
@@ -77,7 +86,7 @@ class Config:
         candidates = [node.name for node in self.nodes] + sorted(
             {f"tag:{tag}" for node in self.nodes for tag in node.tags}
         )
-        return f"no node matches {clean(selector, 80)!r}{_hint(selector, candidates)}"
+        return f"no node matches {clean(selector, 80)!r}{hint(selector, candidates)}"
 
 
 def load(path: Path) -> Config:
@@ -94,8 +103,8 @@ def load(path: Path) -> Config:
             content = file.read(SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError as error:
         folder, target = shlex.quote(str(path.parent)), shlex.quote(str(path))
-        hint = f"`mkdir -p {folder} && glowplug config example > {target}` writes one to start from"
-        raise ConfigError([f"{path}: no such file; {hint}"]) from error
+        advice = f"`mkdir -p {folder} && glowplug config example > {target}` writes one to start from"
+        raise ConfigError([f"{path}: no such file; {advice}"]) from error
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror}"]) from error
     except ValueError as error:
@@ -126,12 +135,17 @@ def parse(text: str, path: Path) -> Config:
     }
     defaults = build_defaults(defaults_table, path.parent, problems)
     nodes = build_nodes(tables, defaults_table, path.parent, problems)
+    rollouts = [
+        _decode_table(Rollout, value, f"rollout[{index}]", problems)
+        for index, value in enumerate(rollout_tables(raw, problems))
+    ]
     known_recipes = list(_table(raw, "recipes", []))
     for name, table in tables.items():
         problems += _absent_recipes(name, table, known_recipes)
+    problems += name_problems(rollouts, known_recipes)
     if problems:
         raise ConfigError(_describe(problems, text, path))
-    return Config(nodes, recipes, defaults, path)
+    return Config(nodes, recipes, defaults, tuple(filter(None, rollouts)), path)
 
 
 def _read_toml(text: str, path: Path) -> dict[str, Any]:
@@ -184,7 +198,7 @@ def _absent_recipes(name: str, table: NodeTable | None, known: list[str]) -> lis
     if table is None:
         return []
     return [
-        Problem(f"nodes.{name}.recipes[{index}]", f"no recipe {recipe!r}{_hint(recipe, known)}")
+        Problem(f"nodes.{name}.recipes[{index}]", f"no recipe {recipe!r}{hint(recipe, known)}")
         for index, recipe in enumerate(table.recipes or ())
         if recipe not in known
     ]
@@ -197,7 +211,7 @@ def _describe(problems: list[Problem], text: str, path: Path) -> list[str]:
         what = problem.text
         if what == "unknown key":
             table, _, key = problem.path.rpartition(".")
-            what += _hint(key, _known_keys(table))
+            what += hint(key, _known_keys(table))
         line = line_of(lines, problem.path)
         where = re.sub(r"[^.\[\]]{81,}", lambda part: f"{part[0][:79]}…", problem.path)
         told[clean(f"{path}:{line}: {clean(where, 300)}: {clean(what)}", 1000)] = line
@@ -209,10 +223,10 @@ def _known_keys(table: str) -> list[str]:
     if not table:
         return list(_TABLES)
     top, *rest = table.split(".")
-    cls: Any = _TABLES.get(top)
-    for key in rest if top == "defaults" else rest[1:]:
-        hint = typing.get_type_hints(cls).get(key.partition("[")[0]) if is_dataclass(cls) else None
-        cls = next((item for item in (hint, *typing.get_args(hint)) if is_dataclass(item)), None)
+    cls: Any = _TABLES.get(top.partition("[")[0])
+    for key in rest if top == "defaults" or top.startswith("rollout[") else rest[1:]:
+        kind = typing.get_type_hints(cls).get(key.partition("[")[0]) if is_dataclass(cls) else None
+        cls = next((item for item in (kind, *typing.get_args(kind)) if is_dataclass(item)), None)
     return [item.name for item in fields(cls)] if cls is not None and is_dataclass(cls) else []
 
 
@@ -222,9 +236,3 @@ def _matches(node: Node, selector: str) -> bool:
     if selector.startswith("tag:"):
         return any(fnmatch.fnmatchcase(tag, selector[4:]) for tag in node.tags)
     return fnmatch.fnmatchcase(node.name, selector)
-
-
-def _hint(wrong: str, candidates: Sequence[str]) -> str:
-    by_lower = {candidate.lower(): candidate for candidate in candidates}
-    close = [by_lower[lower] for lower in difflib.get_close_matches(wrong.lower(), by_lower, 3, 0.6)]
-    return f"; did you mean {' or '.join(close)}?" if close else ""

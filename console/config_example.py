@@ -91,4 +91,49 @@ hold = { lock = true }          # with cached: a small process locks the pages u
 [recipes.embed]
 model = { path = "/models/all-minilm-l6-v2" }
 request = { kind = "encode", prompt = "A sentence to embed." }
+
+[[rollout]]                     # a recipe to many nodes; so far `glowplug rollout plan eu-llama` shows what it would do
+name = "eu-llama"
+selector = "tag:eu"             # a name, tag:NAME, a pattern, all, or a list of these
+recipe = "llama"
+canary = 1                      # nodes, or "10%" of those selected, in a batch before all others
+serial = [1, "50%"]             # a batch each; the last entry repeats. Percentages round down, to at least 1
+order = "as_listed"             # or coldest_first, or tags whose nodes come first: ["tag:h200", "tag:eu"]
+max_unavailable = 1             # so many at once are taken out; those that are down anyway count
+max_failures = 1                # reached over the whole rollout, it aborts
+progress_deadline_s = 1800      # without a node that becomes ready for so long, it aborts
+node_timeout_s = 900            # what a node may take to drain and warm, and again to shift
+retries = 1                     # tries of a node after its first
+backoff_s = 10                  # before the first of them; then twice as long each time
+pause_after = [1]               # batches, from 1, after which it waits for the operator
+
+[[rollout.gates]]               # what must hold before a batch is shifted: one of measure, tier, command and http
+measure = "first_output"        # or total, or a stage
+limit_s = 0.5                   # at most
+count = 5                       # samples
+interval_s = 2                  # between them
+failure_limit = 1               # so many may fail
+consecutive_success = 3         # so many in a row are enough
+batches = [1]                   # for these batches alone; otherwise for all
+
+[[rollout.gates]]
+measure = "weights"
+factor = 1.5                    # at most so many times the node's own median
+
+[[rollout.gates]]
+tier = "standby"                # reached, or a warmer one
+
+[[rollout.gates]]
+command = ["/opt/checks/errors-are-low"]  # no shell; exit 0 passes
+timeout_s = 10
+
+[[rollout.gates]]
+http = "http://monitor.example/ready"
+status = 200
+
+[rollout.hooks]                 # programs that move traffic, one node at a time; no shell
+before_shift = { argv = ["/opt/hooks/drain"], timeout_s = 120 }  # before the node is warmed
+shift = { argv = ["/opt/hooks/shift"], timeout_s = 60 }  # once the gates of its batch passed
+after_shift = { argv = ["/opt/hooks/check"], timeout_s = 60 }
+on_abort = { argv = ["/opt/hooks/back-out"], timeout_s = 60 }  # for a node that did not become ready; required
 """

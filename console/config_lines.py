@@ -1,12 +1,13 @@
-"""Finds the line of every key in a TOML text, which `tomllib` does not tell.
+"""Where a mistake is and what may have been meant: the line of every key in a TOML text, and names that are close.
 
 Written for text that `tomllib` has already accepted, so it never has to judge syntax.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tomllib
 
@@ -32,6 +33,13 @@ def line_of(lines: dict[str, int], path: str) -> int:
             return 1
         path = shorter
     return lines[path]
+
+
+def hint(wrong: str, candidates: Sequence[str]) -> str:
+    """Return ``; did you mean X?`` with what of ``candidates`` is close to ``wrong``; empty where nothing is."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = [by_lower[lower] for lower in difflib.get_close_matches(wrong.lower(), by_lower, 3, 0.6)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class _Scanner:

@@ -25,15 +25,17 @@ def check(context: Context, as_json: bool) -> int:
     except ConfigError as error:
         if not as_json:
             raise
-        emit({"path": path, "problems": list(error.problems), "nodes": [], "recipes": []})
+        emit({"path": path, "problems": list(error.problems), "nodes": [], "recipes": [], "rollouts": []})
         return error.exit_code
     if as_json:
         names = [node.name for node in config.nodes]
-        emit({"path": path, "problems": [], "nodes": names, "recipes": list(config.recipes)})
+        rollouts = [rollout.name for rollout in config.rollouts]
+        emit({"path": path, "problems": [], "nodes": names, "recipes": list(config.recipes), "rollouts": rollouts})
     else:
-        click.echo(
-            f"{path}: {counted(len(config.nodes), 'node')}, {counted(len(config.recipes), 'recipe')}, no mistake"
-        )
+        counts = [counted(len(config.nodes), "node"), counted(len(config.recipes), "recipe")]
+        if config.rollouts:
+            counts.append(counted(len(config.rollouts), "rollout"))
+        click.echo(f"{path}: {', '.join(counts)}, no mistake")
     return 0
 
 

@@ -21,6 +21,7 @@ from console.config import EXAMPLE, Config, load, parse
 from console.config_lines import key_lines, line_of
 from console.config_nodes import DefaultsTable, Node, NodeTable, shell_problem
 from console.errors import ConfigError, UsageError
+from console.rollout.settings import Rollout
 from remote_agent.protocol.messages import NATIVE_STAGES, Recipe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -90,12 +91,18 @@ def keys_in(table: dict[str, Any], path: str = "") -> set[str]:
 
 @pytest.mark.parametrize(
     ("table", "kind", "left_out"),
-    [("defaults", DefaultsTable, set()), ("nodes", NodeTable, set()), ("recipes", Recipe, {"name"})],
+    [
+        ("defaults", DefaultsTable, set()),
+        ("nodes", NodeTable, set()),
+        ("recipes", Recipe, {"name"}),
+        ("rollout", Rollout, set()),
+    ],
 )
 def test_the_example_has_every_key_that_there_is(table: str, kind: type, left_out: set[str]) -> None:
     """A field that is added must be explained; a recipe's name is its table's."""
     content = uncommented()[table]
-    written = [content] if table == "defaults" else list(content.values())
+    tables = content if isinstance(content, list) else list(content.values())
+    written = [content] if table == "defaults" else tables
 
     assert keys_of(kind) - left_out - set().union(*map(keys_in, written)) == set()
 
