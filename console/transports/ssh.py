@@ -8,6 +8,7 @@ its beginning is kept for the reason of a failed start; it never mixes with the 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 import asyncssh
@@ -15,13 +16,15 @@ import asyncssh
 from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeUnreachable
-from console.transports import agent_command
+from console.transports import agent_command, ssh_algorithms
 from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, Prompts, TimedOut, bounded
 from console.transports.gate import CONNECT_LIMIT, Gate, Shared
 from console.transports.ssh_connect import connect
 from console.transports.ssh_target import Target, resolve
 
 NOISE_BYTES = 4096
+
+log = logging.getLogger(__name__)
 
 Connection = asyncssh.SSHClientConnection
 
@@ -34,13 +37,19 @@ class Bastion(Shared[Connection]):
         self.slots = asyncio.Semaphore(CONNECT_LIMIT)
 
 
-async def open_ssh(node: Node, token: str, gate: Gate, prompts: Prompts | None = None) -> SshStream:
+async def open_ssh(
+    node: Node, token: str, gate: Gate, prompts: Prompts | None = None, say: Callable[[str], None] | None = None
+) -> SshStream:
     """Return a stream to the bridge that the node's login shell was asked to start.
 
-    Raises: LinkError.
+    ``say`` is told once what of ssh's configuration is not followed. Raises: LinkError.
     """
     command = agent_command.build(node, token)
     chain = await resolve(node, gate)
+    for target in chain:
+        _, unusable = ssh_algorithms.usable(target)
+        for note in (*target.notes, *unusable):
+            _tell(target.label, note, gate, say)
     connection, release = await _connect_through(chain, gate, prompts)
     try:
         process = await bounded(
@@ -58,17 +67,26 @@ async def open_ssh(node: Node, token: str, gate: Gate, prompts: Prompts | None =
     return SshStream(connection, process, release)
 
 
+def _tell(label: str, note: str, gate: Gate, say: Callable[[str], None] | None) -> None:
+    if gate.once(label, note):
+        line = clean(f"{label}: {note}")
+        log.warning("%s", line, extra={"node": label})
+        if say is not None:
+            say(line)
+
+
 async def _connect_through(
     chain: tuple[Target, ...], gate: Gate, prompts: Prompts | None
 ) -> tuple[Connection, Callable[[], Awaitable[None]]]:
     """Return a connection to the last of ``chain``, and what lets go of the bastions before it."""
     *hops, target = chain
     if not hops:
-        return await connect(target, gate, prompts, gate.connects), _nothing
+        return await connect(target, gate, prompts, gate.connects)
     bastion = _bastion(tuple(hops), gate, prompts)
     try:
         tunnel = await bastion.acquire()
-        return await connect(target, gate, prompts, bastion.slots, tunnel), bastion.release
+        connection, _ = await connect(target, gate, prompts, bastion.slots, tunnel)
+        return connection, bastion.release
     except BaseException:
         await bastion.release()
         raise
@@ -101,10 +119,6 @@ def release_later(connection: Connection, release: Callable[[], Awaitable[None]]
     task = asyncio.ensure_future(wait())
     _releases.add(task)
     task.add_done_callback(_releases.discard)
-
-
-async def _nothing() -> None:
-    """There is no bastion to let go of."""
 
 
 async def close_connection(connection: Connection) -> None:
