@@ -105,8 +105,13 @@ class _Reader:
         before = self.settings.get(keyword, ())
         if keyword in _LISTS:
             self.settings[keyword] = (*before, value) if value not in before else before
-        elif not before and not (keyword in _PROXIES and any(key in self.settings for key in _PROXIES)):
+        elif not before and not self._is_ruled_out(keyword, value):
             self.settings[keyword] = (value,)
+
+    def _is_ruled_out(self, keyword: str, value: str) -> bool:
+        """A jump and a proxy rule each other out, whichever comes first; no jump rules out nothing."""
+        is_no_jump = keyword == "proxyjump" and value.lower() == "none"
+        return is_no_jump or (keyword in _PROXIES and any(key in self.settings for key in _PROXIES))
 
     def _split(self, rest: str) -> list[str]:
         """Return the words of a line, a comment left out."""

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from console.clean import clean
+from console.clean import clean, clean_lines
 from console.errors import NodeMisconfigured
 from console.transports.base import TimedOut, bounded, unbroken
 
@@ -117,7 +117,7 @@ class Oracle:
             finally:
                 await unbroken(_let_go(process, is_over))
         if code != 0:
-            said = errors.decode("utf-8", "replace").strip() or f"it ended with {code}"
+            said = " / ".join(clean_lines(errors, 3)) or f"it ended with {code}"
             raise NodeMisconfigured(clean(f"`ssh -G` says: {said}"))
         return parse(os.fsdecode(output))
 

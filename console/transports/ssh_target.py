@@ -106,7 +106,7 @@ async def _settings(node: Node, gate: Gate) -> SshSettings:
 
 def _settings_without_ssh(node: Node, gate: Gate, file: str | None) -> SshSettings:
     try:
-        answer: Settings = read_files(_asked(node), gate.home, file=Path(file) if file else None)
+        answer: Settings = read_files(_asked(node), gate.account_home, file=Path(file) if file else None)
         settings = read_settings(answer, {})
     except (Misread, Refused) as error:
         raise NodeMisconfigured(clean(f"{node.name}: {error}")) from error

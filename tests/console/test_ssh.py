@@ -404,7 +404,7 @@ async def test_jumps_in_a_circle_are_refused(tmp_path: Path) -> None:
 async def test_without_an_ssh_binary_the_plain_values_stand(tmp_path: Path) -> None:
     """No `ssh` here: an alias is a host name, the port 22, files where they usually are."""
     node = dataclasses.replace(Sshd(tmp_path / "none").node(), host=None, port=None, user=None, known_hosts=())
-    (target,) = await resolve(node, Gate(tmp_path / "ours", home=tmp_path, ssh="no-such-ssh"))
+    (target,) = await resolve(node, Gate(tmp_path / "ours", home=tmp_path, account_home=tmp_path, ssh="no-such-ssh"))
 
     assert (target.host, target.port) == ("gpu-1", 22)
     assert target.known_hosts[0] == tmp_path / ".ssh/known_hosts"
