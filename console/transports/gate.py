@@ -21,6 +21,8 @@ from console.transports.ssh_oracle import Oracle
 C = TypeVar("C")
 
 CONNECT_LIMIT = 8
+AGENT_LIMIT = 64
+"""Logins at once that have a connection to an ssh-agent open, whose queue for new ones has 128 places."""
 
 
 def _account_home() -> Path:
@@ -47,6 +49,7 @@ class Gate:
     account_home: Path = field(default_factory=_account_home)
     random: Callable[[], float] = random.random
     connects: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECT_LIMIT))
+    agents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AGENT_LIMIT))
     bastions: dict[object, object] = field(default_factory=dict)
     oracle: Oracle = field(init=False)
     said: set[tuple[str, str]] = field(default_factory=set)

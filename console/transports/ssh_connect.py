@@ -7,6 +7,7 @@ every option it would look up is passed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -67,46 +68,59 @@ async def connect(
 
     At most ``slots`` connect at once. Raises: LinkError.
     """
-    trust = _Trust(target, await asyncio.to_thread(_read_known, target), tunnel is None)
-    async with await load_identities(target, prompts) as identities:
+    is_direct = tunnel is None and target.proxy_command is None
+    trust = _Trust(target, await asyncio.to_thread(_read_known, target), is_direct)
+    places = gate.agents if target.agent_socket is not None else contextlib.nullcontext()
+    async with places, await load_identities(target, prompts) as identities:
         for attempt in range(ATTEMPTS):
             client = _Client()
-            proxy = await _open_proxy(target, gate)
+            way = _Way(target, gate, tunnel)
             try:
-                connection = await _in_a_slot(slots, _connect_once(target, trust, identities, client, tunnel, proxy))
+                connection = await _in_a_slot(slots, _connect_once(target, trust, identities, client, way))
                 _check_host_key_size(connection, target)
-                return connection, proxy.close if proxy is not None else _nothing
+                return connection, way.close
             except (asyncssh.ConnectionLost, ConnectionResetError, BrokenPipeError) as error:
-                await _close(proxy)
-                if proxy is not None and proxy.reason() is not None:
-                    raise NodeUnreachable(f"{_place(target)}: {proxy.reason()}") from error
+                await way.close()
+                if (reason := way.reason()) is not None:
+                    raise NodeUnreachable(f"{_place(target)}: {reason}") from error
                 if attempt == ATTEMPTS - 1:
                     raise NodeUnreachable(
                         f"{_place(target)} dropped {ATTEMPTS} connections before login (over its MaxStartups?)"
                     ) from error
             except Exception as error:
-                await _close(proxy)
+                await way.close()
                 raise _explain(error, target, trust, client, identities) from error
             except BaseException:
-                await _close(proxy)
+                await way.close()
                 raise
             await asyncio.sleep(FIRST_DELAY_S * 2**attempt * (0.5 + gate.random()))
     raise AssertionError("unreachable")
 
 
-async def _open_proxy(target: Target, gate: Gate) -> Proxy | None:
-    if target.proxy_command is None:
-        return None
-    return await open_proxy(target.label, target.proxy_command, gate.environ)
+class _Way:
+    """What carries one connection: the network, another connection, or a ProxyCommand of its own."""
 
+    def __init__(self, target: Target, gate: Gate, tunnel: asyncssh.SSHClientConnection | None) -> None:
+        self.tunnel = tunnel
+        self.is_direct = tunnel is None and target.proxy_command is None
+        self._target, self._gate = target, gate
+        self._proxy: Proxy | None = None
 
-async def _close(proxy: Proxy | None) -> None:
-    if proxy is not None:
-        await unbroken(proxy.close())
+    async def open(self) -> socket.socket | None:
+        """Return what to speak SSH on, where that isn't for asyncssh to open. Raises: NodeUnreachable."""
+        command = self._target.proxy_command
+        if command is None or self.tunnel is not None:
+            return None
+        self._proxy = await open_proxy(self._target.label, command, self._gate.environ)
+        return self._proxy.socket
 
+    def reason(self) -> str | None:
+        """Return one line on how a ProxyCommand ended and what it said, None where there is nothing to say."""
+        return self._proxy.reason() if self._proxy is not None else None
 
-async def _nothing() -> None:
-    """The way to a server that is reached directly, or through another connection, is none of its own."""
+    async def close(self) -> None:
+        if self._proxy is not None:
+            await unbroken(self._proxy.close())
 
 
 def _read_known(target: Target) -> Known:
@@ -161,19 +175,17 @@ async def _connect_once(
     trust: _Trust,
     identities: Identities,
     client: _Client,
-    tunnel: asyncssh.SSHClientConnection | None,
-    proxy: Proxy | None,
+    way: _Way,
 ) -> asyncssh.SSHClientConnection:
     settings = target.settings
     chosen, _ = ssh_algorithms.usable(target)
-    is_direct = tunnel is None and proxy is None
     connection = asyncssh.connect(
         target.host,
         target.port,
-        tunnel=tunnel or (),
-        sock=proxy.socket if proxy is not None else None,
-        family=_FAMILIES[settings.address_family] if is_direct else socket.AF_UNSPEC,
-        local_addr=(settings.bind_address, 0) if settings.bind_address and is_direct else None,
+        tunnel=way.tunnel or (),
+        sock=await way.open(),
+        family=_FAMILIES[settings.address_family] if way.is_direct else socket.AF_UNSPEC,
+        local_addr=(settings.bind_address, 0) if settings.bind_address and way.is_direct else None,
         config=None,
         client_factory=lambda: client,
         username=target.user,
@@ -203,7 +215,8 @@ class _Trust:
     def __init__(self, target: Target, known: Known, is_direct: bool) -> None:
         self.known = known
         self._target = target
-        self._checks_address = target.settings.check_host_ip and is_direct and target.proxy_command is None
+        # What goes through something else has no address here, for ssh neither.
+        self._checks_address = target.settings.check_host_ip and is_direct
         self.address_keys: tuple[asyncssh.SSHKey, ...] = ()
         self.address = ""
 

@@ -16,7 +16,7 @@ import asyncssh
 
 from console.clean import clean
 from console.errors import AuthenticationFailed, NodeMisconfigured
-from console.transports.base import Prompts, TimedOut, bounded
+from console.transports.base import CLOSE_TIMEOUT_S, Prompts, TimedOut, bounded
 from console.transports.ssh_target import Target
 
 AGENT_TIMEOUT_S = 5.0
@@ -28,7 +28,7 @@ KeyPair = asyncssh.SSHKey | tuple[asyncssh.SSHKey, asyncssh.SSHCertificate] | as
 class Identities:
     """``keys`` in the order of their tries; ``locked``: files that are encrypted and stayed so; ``notes``: the rest.
 
-    The agent's keys sign through its open socket, so `close` comes after the login.
+    The agent's keys sign through its open socket, which is closed after the login.
     """
 
     keys: list[KeyPair] = field(default_factory=list)
@@ -42,6 +42,10 @@ class Identities:
     async def __aexit__(self, *_: object) -> None:
         if self.agent is not None:
             self.agent.close()
+            try:
+                await bounded(self.agent.wait_closed(), CLOSE_TIMEOUT_S)
+            except (TimedOut, OSError):
+                pass
 
 
 async def load_identities(target: Target, prompts: Prompts | None) -> Identities:
