@@ -89,6 +89,8 @@ async def connect(
                     ) from error
             except Exception as error:
                 await way.close()
+                if isinstance(error, LinkError):
+                    raise
                 raise _explain(error, target, trust, client, identities) from error
             except BaseException:
                 await way.close()
@@ -236,8 +238,6 @@ class _Trust:
 
 def _explain(error: Exception, target: Target, trust: _Trust, client: _Client, identities: Identities) -> LinkError:
     place = _place(target)
-    if isinstance(error, LinkError):
-        return error
     if isinstance(error, (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed)):
         return _explain_host_key(error, target, trust, client)
     if isinstance(error, asyncssh.PermissionDenied):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from console.transports.ssh_oracle import Settings
 
@@ -58,7 +58,7 @@ class SshSettings:
     address_family: str = "any"
     bind_address: str | None = None
     bind_interface: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 def read_settings(settings: Settings, usual: Settings) -> SshSettings:

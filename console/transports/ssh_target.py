@@ -13,7 +13,7 @@ import pwd
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -59,7 +59,7 @@ class Target:
     proxy_command: str | None
     connect_timeout_s: float
     settings: SshSettings
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 async def resolve(node: Node, gate: Gate) -> tuple[Target, ...]:
@@ -110,7 +110,9 @@ def _settings_without_ssh(node: Node, gate: Gate, file: str | None) -> SshSettin
         settings = read_settings(answer, {})
     except (Misread, Refused) as error:
         raise NodeMisconfigured(clean(f"{node.name}: {error}")) from error
-    return replace(settings, notes=(_NO_CLIENT, *settings.notes)) if answer else settings
+    if answer and gate.once("", _NO_CLIENT):
+        return replace(settings, notes=(_NO_CLIENT, *settings.notes))
+    return settings
 
 
 def _asked(node: Node) -> str:

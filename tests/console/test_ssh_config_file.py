@@ -11,6 +11,7 @@ import pytest
 
 from console.config_nodes import Node
 from console.errors import NodeMisconfigured
+from console.transports import Gate
 from console.transports.ssh_config_file import Misread, read_files
 from console.transports.ssh_oracle import Settings, parse
 from console.transports.ssh_target import Target, resolve
@@ -117,19 +118,26 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
         read_files("gpu-1", tmp_path, system_file=tmp_path / "none")
 
 
-async def without_ssh(directory: Path) -> Target:
+async def without_ssh(directory: Path, shared: Gate | None = None) -> Target:
     node = dataclasses.replace(Node("gpu-1"), ssh_config=str(directory / "config"))
-    (target,) = await resolve(node, dataclasses.replace(gate(directory), ssh=str(directory / "no-ssh")))
+    (target,) = await resolve(node, shared or no_ssh(directory))
     return target
 
 
+def no_ssh(directory: Path) -> Gate:
+    return dataclasses.replace(gate(directory), ssh=str(directory / "no-ssh"))
+
+
 async def test_a_node_is_reached_without_ssh_and_that_is_said(tmp_path: Path) -> None:
-    """The settings hold, and the note says who read them."""
+    """The settings hold, and the first node's note says who read them."""
+    shared = no_ssh(tmp_path)
     (tmp_path / "config").write_text("Host gpu-1\n HostName 192.0.2.1\n Port 7\n UserKnownHostsFile ~/k\n")
-    target = await without_ssh(tmp_path)
+    target, later = await without_ssh(tmp_path, shared), await without_ssh(tmp_path, shared)
 
     assert (target.host, target.port, target.known_hosts[0]) == ("192.0.2.1", 7, tmp_path / "k")
     assert target.notes[0].startswith("no ssh client is installed")
+    assert later.notes == ()
+    assert later == target
 
 
 async def test_a_node_that_needs_ssh_says_which_line_does(tmp_path: Path) -> None:
