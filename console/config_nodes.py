@@ -38,7 +38,7 @@ class NodeTable:
     identity: str | tuple[str, ...] | None = None
     known_hosts: str | tuple[str, ...] | None = None
     host_key_alias: str | None = None
-    ssh_config: bool | None = None
+    ssh_config: bool | str | None = None
     transport: tuple[str, ...] | None = None
     python: str | tuple[str, ...] | None = None
     agent: str | tuple[str, ...] | None = None
@@ -58,7 +58,7 @@ class DefaultsTable:
     jump: str | tuple[str, ...] | None = None
     identity: str | tuple[str, ...] | None = None
     known_hosts: str | tuple[str, ...] | None = None
-    ssh_config: bool | None = None
+    ssh_config: bool | str | None = None
     python: str | tuple[str, ...] | None = None
     agent: str | tuple[str, ...] | None = None
     state_directory: str | None = None
@@ -81,8 +81,9 @@ class Node:
 
     ``host`` None: ``name`` is an alias that ssh's own configuration resolves; ``user``,
     ``port`` None: ssh's. ``known_hosts`` empty: the user's, the system's and our own;
-    otherwise only these. ``hops`` are ``jump`` resolved, nearest to us first. ``transport``:
-    an argv that gives stdio on the host, in place of SSH. ``agent`` empty: found on the host.
+    otherwise only these. ``ssh_config`` True: ssh's configuration is asked though there is a host; a
+    file: that one, in place of the user's and the system's. ``hops`` are ``jump`` resolved, nearest to us
+    first. ``transport``: an argv that gives stdio on the host, in place of SSH. ``agent`` empty: found on the host.
     ``hold_budget``: what warm models may take of each device there; empty for no limit.
     """
 
@@ -94,7 +95,7 @@ class Node:
     identity: tuple[str, ...] = ()
     known_hosts: tuple[str, ...] = ()
     host_key_alias: str | None = None
-    ssh_config: bool = False
+    ssh_config: bool | str = False
     transport: tuple[str, ...] = ()
     python: tuple[str, ...] = ("python3",)
     agent: tuple[str, ...] = ()
@@ -224,6 +225,8 @@ def _check_settings(path: str, table: NodeTable | DefaultsTable, base: Path) -> 
                 yield Problem(f"{path}.{key}", f"no such file: {_local_path(name, base)}")
             elif key == "known_hosts" and name.lower() in ("none", "/dev/null"):
                 yield Problem(f"{path}.{key}", "host keys are always checked; name a file")
+    if isinstance(table.ssh_config, str) and not _local_path(table.ssh_config, base).is_file():
+        yield Problem(f"{path}.ssh_config", f"no such file: {_local_path(table.ssh_config, base)}")
     yield from _check_remote(path, table)
     if table.hold_budget is not None:
         try:
@@ -293,7 +296,7 @@ def _merge(name: str, table: NodeTable, defaults: DefaultsTable, base: Path) -> 
         identity=files("identity") if ssh else (),
         known_hosts=files("known_hosts") if ssh else (),
         host_key_alias=table.host_key_alias,
-        ssh_config=bool(table.ssh_config if table.ssh_config is not None else defaults.ssh_config) and ssh,
+        ssh_config=_ssh_config(table, defaults, base) if ssh else False,
         transport=table.transport or (),
         python=pick("python") or ("python3",),
         agent=pick("agent"),
@@ -303,6 +306,11 @@ def _merge(name: str, table: NodeTable, defaults: DefaultsTable, base: Path) -> 
         tags=tuple(dict.fromkeys((*(defaults.tags or ()), *(table.tags or ())))),
         recipes=table.recipes or (),
     )
+
+
+def _ssh_config(table: NodeTable, defaults: DefaultsTable, base: Path) -> bool | str:
+    value = table.ssh_config if table.ssh_config is not None else defaults.ssh_config
+    return str(_local_path(value, base)) if isinstance(value, str) else bool(value)
 
 
 def _with_hops(node: Node, nodes: Mapping[str, Node], table: NodeTable | None, problems: list[Problem]) -> Node:

@@ -18,7 +18,7 @@ GlowplugError                1
     ├── NodeMisconfigured final an identity, a known_hosts file or ssh's own settings can't be used
     ├── AuthenticationFailed final
     ├── HostKeyUnknown    final never seen; may be accepted by a person
-    └── HostKeyChanged    final seen before with another key, or revoked; is never accepted here
+    └── HostKeyChanged    final another key than the known one, or ruled out; is never accepted here
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class HostKeyUnknown(LinkError):
 
 
 class HostKeyChanged(LinkError):
-    """The host shows another key than the known one, or a revoked one. There is nothing to accept.
+    """The host shows another key than the known one, or one that may not be accepted. There is nothing to accept.
 
     ``fingerprint`` is empty where the key was refused before it could be looked at.
     """

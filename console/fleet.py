@@ -292,6 +292,10 @@ class Fleet:
         await session.status()
         return answer
 
+    def said(self, node: str) -> tuple[str, ...]:
+        """Return what the console itself has had to say about the node since `start`, a line each."""
+        return tuple(self._session(node).said)
+
     async def probe(self, node: str) -> Probe:
         """Ask the node what it is. Raises: LinkError, RequestRefused."""
         session = self._session(node)

@@ -19,10 +19,12 @@ def real_links(gate: Gate, prompts: Prompts | None = None) -> LinkFactory:
     from console.transports.command import open_command
     from console.transports.ssh import open_ssh
 
-    async def open_stream(node: Node, token: str) -> Stream:
-        return await open_command(node, token) if node.transport else await open_ssh(node, token, gate, prompts)
-
     def make(node: Node, subscriber: str, cursor: Callable[[str], int], sink: Session) -> Link:
+        async def open_stream(node: Node, token: str) -> Stream:
+            if node.transport:
+                return await open_command(node, token)
+            return await open_ssh(node, token, gate, prompts, lambda line: sink.say("warning", line))
+
         return NodeLink(node, subscriber, cursor, sink, open_stream=open_stream)
 
     return make

@@ -94,6 +94,7 @@ class Session:
         self.node = node
         self.state = NodeState(node.name, tags=node.tags, recipes=node.recipes)
         self.link: Link | None = None
+        self.said: list[str] = []
         self._recorder = recorder
         self._baselines = baselines
         self._recipe_hashes = recipe_hashes
@@ -272,7 +273,8 @@ class Session:
         return f"{self.node.name}: {link.status.value}: {reason}"
 
     def say(self, severity: str, text: str) -> None:
-        """Put a line of the console's own into the node's log."""
+        """Put a line of the console's own into the node's log, and keep it in ``said``."""
+        self.said.append(text)
         finding = Finding("console", "error" if severity == "error" else "warning", text)
         self.apply(LocalFinding(time.time_ns(), finding))
 

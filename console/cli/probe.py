@@ -9,6 +9,7 @@ import click
 from console.clean import clean
 from console.cli.common import Context, emit, json_option, run_async, say
 from console.cli.nodes import ask, exit_code
+from console.fleet import Fleet
 from console.format import duration_text, percent_text, size_text
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import Gpu, Probe
@@ -26,7 +27,7 @@ def command(context: Context, node: tuple[str, ...], as_json: bool) -> int:
     config = context.load_config()
     names = [one.name for one in config.select(node)]
     context.start_log()
-    answers = run_async(ask(context, config, names, lambda fleet, name: fleet.probe(name)))
+    answers = run_async(ask(context, config, names, _probe))
     for answer in answers:
         if answer.error is not None:
             say(str(answer.error))
@@ -47,6 +48,14 @@ def command(context: Context, node: tuple[str, ...], as_json: bool) -> int:
             }
         )
     return exit_code(answers)
+
+
+async def _probe(fleet: Fleet, node: str) -> Probe:
+    try:
+        return await fleet.probe(node)
+    finally:
+        for line in fleet.said(node):
+            say(clean(line))
 
 
 def _lines(node: str, probe: Probe) -> Iterator[str]:

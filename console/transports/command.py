@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping, Sequence
 
 from console.clean import clean, clean_lines
 from console.config_nodes import Node
@@ -21,6 +22,15 @@ async def open_command(node: Node, token: str) -> CommandStream:
     Raises: LinkError.
     """
     argv = agent_command.argv(node, token)
+    try:
+        return await start_command(argv, argv[0])
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise NodeMisconfigured(clean(f"{node.name}: {argv[0]}: {what}")) from error
+
+
+async def start_command(argv: Sequence[str], name: str, environ: Mapping[str, str] | None = None) -> CommandStream:
+    """Return a stream to a process of ``argv``; ``name`` stands for it in reasons. Raises: OSError, ValueError."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *argv,
@@ -28,18 +38,16 @@ async def open_command(node: Node, token: str) -> CommandStream:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=READ_BYTES,
+            env=environ,
             start_new_session=True,  # Ctrl-C in the console's terminal is not for it
         )
     )
     try:
-        return CommandStream(await unbroken(starting), argv[0])
+        return CommandStream(await unbroken(starting), name)
     except asyncio.CancelledError:
         if not starting.cancelled() and starting.exception() is None:
-            await CommandStream(starting.result(), argv[0]).close()
+            await CommandStream(starting.result(), name).close()
         raise
-    except (OSError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) else error
-        raise NodeMisconfigured(clean(f"{node.name}: {argv[0]}: {what}")) from error
 
 
 class CommandStream:

@@ -1,4 +1,4 @@
-"""What all links of one console share: how many connect at once, bastions, and where keys are.
+"""What all links of one console share: how many connect at once, bastions, ssh's answers, and where keys are.
 
 An OpenSSH server drops connections when more than its ``MaxStartups`` knock at once,
 and three hundred handshakes at once stall the screen: eight at a time do neither.
@@ -7,6 +7,8 @@ and three hundred handshakes at once stall the screen: eight at a time do neithe
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,29 +16,58 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from console.locations import Locations
+from console.transports.ssh_oracle import Oracle
 
 C = TypeVar("C")
 
 CONNECT_LIMIT = 8
+AGENT_LIMIT = 64
+"""Logins at once that have a connection to an ssh-agent open, whose queue for new ones has 128 places."""
+
+
+def _account_home() -> Path:
+    """Return the home that ssh goes by, which is the account's whatever HOME says; HOME's for one without an entry."""
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return Path("~").expanduser()
 
 
 @dataclass
 class Gate:
-    """Made once a console. ``known_hosts_file``: ours; ``agent_socket``: of a running ssh-agent."""
+    """Made once a console. ``known_hosts_file``: ours; ``agent_socket``: of a running ssh-agent.
+
+    ``home``: where files are that nobody named; ``account_home``: where ssh takes ``~`` to be.
+    ``environ``: of ssh and of a ProxyCommand; None: this process's own.
+    """
 
     known_hosts_file: Path
     home: Path
     agent_socket: str | None = None
     ssh: str = "ssh"
+    environ: Mapping[str, str] | None = None
+    account_home: Path = field(default_factory=_account_home)
     random: Callable[[], float] = random.random
     connects: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECT_LIMIT))
+    agents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AGENT_LIMIT))
     bastions: dict[object, object] = field(default_factory=dict)
+    oracle: Oracle = field(init=False)
+    said: set[tuple[str, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.oracle = Oracle(self.ssh, self.environ)
 
     @classmethod
     def create(cls, locations: Locations, environ: Mapping[str, str]) -> Gate:
         """Return the gate of a console with these files and this environment."""
         home = environ.get("HOME") or str(Path("~").expanduser())
-        return cls(locations.known_hosts_file, Path(home), environ.get("SSH_AUTH_SOCK") or None)
+        return cls(locations.known_hosts_file, Path(home), environ.get("SSH_AUTH_SOCK") or None, environ=environ)
+
+    def once(self, node: str, note: str) -> bool:
+        """Say whether this is the first time that ``note`` is made of ``node``."""
+        is_new = (node, note) not in self.said
+        self.said.add((node, note))
+        return is_new
 
 
 class Shared(Generic[C]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ class Known:
         return certified + plain
 
 
+_REVOCATION_LIST = b"SSHKRL\n\0"
 _ALGORITHMS = (
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",
@@ -68,11 +70,11 @@ _ALGORITHMS = (
 def read(files: Iterable[Path], host: str, port: int | None) -> Known:
     """Return what ``files`` say of ``host``; ``port`` None for a name that stands for any port (an alias).
 
-    A missing file is an empty one.
+    Names are alike whatever their case. A missing file is an empty one.
 
     Raises: NodeMisconfigured naming the file and line that can't be read.
     """
-    entries = asyncssh.SSHKnownHosts()
+    entries, host = asyncssh.SSHKnownHosts(), host.lower()
     for path in files:
         _load(entries, path)
     keys, authorities, revoked = entries.match(entry_name(host, port), "", None)[:3]
@@ -81,6 +83,34 @@ def read(files: Iterable[Path], host: str, port: int | None) -> Known:
         plain = entries.match(host, "", None)
         keys, authorities, revoked = [*keys, *plain[0]], [*authorities, *plain[1]], [*revoked, *plain[2]]
     return Known(tuple(keys), tuple(authorities), tuple(revoked), exact)
+
+
+def read_revoked(path: Path) -> tuple[asyncssh.SSHKey, ...]:
+    """Return the public keys of a RevokedHostKeys file of that form, one a line.
+
+    Raises: NodeMisconfigured if it can't be read as a whole, where ssh would take no key either.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise NodeMisconfigured(f"RevokedHostKeys {path}: {error.strerror}") from error
+    if data.startswith(_REVOCATION_LIST):
+        raise NodeMisconfigured(
+            f"RevokedHostKeys {path} is a binary revocation list; a list of public keys is followed"
+        )
+    keys = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.strip() and not line.lstrip().startswith(b"#"):
+            try:
+                keys.append(asyncssh.import_public_key(line))
+            except ValueError as error:
+                raise NodeMisconfigured(clean(f"RevokedHostKeys {path}:{number}: {error}")) from error
+    return tuple(keys)
+
+
+def rsa_bits(key: asyncssh.SSHKey) -> int | None:
+    """Return an RSA key's size, None for a key of another kind."""
+    return int(key.pyca_key.key_size) if key.algorithm == b"ssh-rsa" else None  # type: ignore[union-attr]
 
 
 def entry_name(host: str, port: int | None) -> str:
@@ -127,9 +157,15 @@ def _load(entries: asyncssh.SSHKnownHosts, path: Path) -> None:
     for number, line in enumerate(text.split("\n"), 1):
         try:
             _refuse_empty_names(line)
-            entries.load(line)
+            entries.load(_in_lower_case(line))
         except ValueError as error:
             raise NodeMisconfigured(clean(f"{path}:{number}: {error}")) from error
+
+
+def _in_lower_case(line: str) -> str:
+    """Return the line with its names as ssh compares them; a hash is one of lower case already."""
+    match = re.match(r"\s*(?:@\S+\s+)?([^#|@\s]\S*)", line)
+    return line if match is None else line[: match.start(1)] + match[1].lower() + line[match.end(1) :]
 
 
 def _refuse_empty_names(line: str) -> None:

@@ -8,6 +8,7 @@ its beginning is kept for the reason of a failed start; it never mixes with the 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 import asyncssh
@@ -15,32 +16,68 @@ import asyncssh
 from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeUnreachable
-from console.transports import agent_command
+from console.transports import agent_command, ssh_algorithms
 from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, Prompts, TimedOut, bounded
 from console.transports.gate import CONNECT_LIMIT, Gate, Shared
 from console.transports.ssh_connect import connect
 from console.transports.ssh_target import Target, resolve
 
 NOISE_BYTES = 4096
+RELEASE_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
 
 Connection = asyncssh.SSHClientConnection
 
 
+Release = Callable[[], Awaitable[None]]
+"""Lets go of what a connection goes through."""
+
+
 class Bastion(Shared[Connection]):
-    """A connection that others go through, and how many may connect through it at once."""
+    """A connection that others go through, and how many may connect through it at once.
 
-    def __init__(self, open_it: Callable[[], Awaitable[Connection]]) -> None:
-        super().__init__(open_it, close_connection, lambda connection: not connection.is_closed())
+    ``open_it`` gives the connection and what lets go of the way to it, which is done
+    once the connection is over, whoever ends it.
+    """
+
+    def __init__(self, open_it: Callable[[], Awaitable[tuple[Connection, Release]]]) -> None:
+        super().__init__(self._open_bastion, self._close_bastion, lambda connection: not connection.is_closed())
         self.slots = asyncio.Semaphore(CONNECT_LIMIT)
+        self._open_it = open_it
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def _open_bastion(self) -> Connection:
+        connection, release = await self._open_it()
+
+        async def let_go() -> None:
+            await connection.wait_closed()
+            await release()
+
+        task = asyncio.ensure_future(let_go())
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        return connection
+
+    async def _close_bastion(self, connection: Connection) -> None:
+        await close_connection(connection)
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=RELEASE_TIMEOUT_S)
 
 
-async def open_ssh(node: Node, token: str, gate: Gate, prompts: Prompts | None = None) -> SshStream:
+async def open_ssh(
+    node: Node, token: str, gate: Gate, prompts: Prompts | None = None, say: Callable[[str], None] | None = None
+) -> SshStream:
     """Return a stream to the bridge that the node's login shell was asked to start.
 
-    Raises: LinkError.
+    ``say`` is told once what of ssh's configuration is not followed. Raises: LinkError.
     """
     command = agent_command.build(node, token)
     chain = await resolve(node, gate)
+    for target in chain:
+        _, unusable = ssh_algorithms.usable(target)
+        for note in (*target.notes, *unusable):
+            _tell(target.label, note, gate, say)
     connection, release = await _connect_through(chain, gate, prompts)
     try:
         process = await bounded(
@@ -58,17 +95,26 @@ async def open_ssh(node: Node, token: str, gate: Gate, prompts: Prompts | None =
     return SshStream(connection, process, release)
 
 
+def _tell(label: str, note: str, gate: Gate, say: Callable[[str], None] | None) -> None:
+    if gate.once(label, note):
+        line = clean(f"{label}: {note}")
+        log.warning("%s", line, extra={"node": label})
+        if say is not None:
+            say(line)
+
+
 async def _connect_through(
     chain: tuple[Target, ...], gate: Gate, prompts: Prompts | None
-) -> tuple[Connection, Callable[[], Awaitable[None]]]:
+) -> tuple[Connection, Release]:
     """Return a connection to the last of ``chain``, and what lets go of the bastions before it."""
     *hops, target = chain
     if not hops:
-        return await connect(target, gate, prompts, gate.connects), _nothing
+        return await connect(target, gate, prompts, gate.connects)
     bastion = _bastion(tuple(hops), gate, prompts)
     try:
         tunnel = await bastion.acquire()
-        return await connect(target, gate, prompts, bastion.slots, tunnel), bastion.release
+        connection, _ = await connect(target, gate, prompts, bastion.slots, tunnel)
+        return connection, bastion.release
     except BaseException:
         await bastion.release()
         raise
@@ -79,32 +125,8 @@ def _bastion(chain: tuple[Target, ...], gate: Gate, prompts: Prompts | None) -> 
     if isinstance(held, Bastion):
         return held
 
-    async def open_it() -> Connection:
-        connection, release = await _connect_through(chain, gate, prompts)
-        release_later(connection, release)
-        return connection
-
-    bastion = gate.bastions[chain] = Bastion(open_it)
+    bastion = gate.bastions[chain] = Bastion(lambda: _connect_through(chain, gate, prompts))
     return bastion
-
-
-_releases: set[asyncio.Task[None]] = set()
-
-
-def release_later(connection: Connection, release: Callable[[], Awaitable[None]]) -> None:
-    """Let go of the hops before a bastion once its own connection is over, whoever ends it."""
-
-    async def wait() -> None:
-        await connection.wait_closed()
-        await release()
-
-    task = asyncio.ensure_future(wait())
-    _releases.add(task)
-    task.add_done_callback(_releases.discard)
-
-
-async def _nothing() -> None:
-    """There is no bastion to let go of."""
 
 
 async def close_connection(connection: Connection) -> None:
@@ -123,10 +145,10 @@ class SshStream:
         self,
         connection: Connection,
         process: asyncssh.SSHClientProcess[bytes],
-        release: Callable[[], Awaitable[None]],
+        release: Release,
     ) -> None:
         self._connection, self._process = connection, process
-        self._release: Callable[[], Awaitable[None]] | None = release
+        self._release: Release | None = release
         self._error: str | None = None
         self._stderr = b""
         self._draining = asyncio.ensure_future(self._drain_stderr())

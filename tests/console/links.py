@@ -68,7 +68,7 @@ async def soon(condition: Callable[[], bool], what: str, deadline_s: float = DEA
 
 def gate(directory: Path) -> Gate:
     """A gate that knows nothing of the user who runs the tests."""
-    return Gate(directory / "our_known_hosts", home=directory)
+    return Gate(directory / "our_known_hosts", home=directory, account_home=directory)
 
 
 @asynccontextmanager

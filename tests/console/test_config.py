@@ -227,6 +227,7 @@ request.shapes = [
         ("[nodes.a]\nhost = 'me@h'\n", "fleet.toml:2: nodes.a.host: 'me@h' is not a host name or address; a user goes"),
         ("[nodes.a]\nuser = '-lroot'\n", "fleet.toml:2: nodes.a.user: '-lroot' is not a user name"),
         ("[nodes.a]\nidentity = '/no/such/key'\n", "fleet.toml:2: nodes.a.identity: no such file: /no/such/key"),
+        ("[nodes.a]\nssh_config = '/no/such/file'\n", "fleet.toml:2: nodes.a.ssh_config: no such file: /no/such/file"),
         ("[nodes.a]\nknown_hosts = 'none'\n", "fleet.toml:2: nodes.a.known_hosts: host keys are always checked"),
         ("[nodes.a]\ntransport = []\n", "fleet.toml:2: nodes.a.transport: name at least one"),
         ("[nodes.a]\ntransport = 'ssh a'\n", "fleet.toml:2: nodes.a.transport: expected a list, got text"),
@@ -246,6 +247,16 @@ request.shapes = [
 def test_a_mistake_is_told_with_its_line(text: str, problem: str) -> None:
     """One mistake a case: where it is, and what it is."""
     assert any(problem in told for told in problems(text)), problems(text)
+
+
+def test_ssh_s_configuration_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    """Relative to fleet.toml, for the defaults as for a node, and passed on to a node's hops."""
+    (tmp_path / "ssh_config").touch()
+    text = "[defaults]\nssh_config = 'ssh_config'\n[nodes.a]\njump = 'x'\n[nodes.b]\nssh_config = false\n"
+    config = parse(text, tmp_path / "fleet.toml")
+
+    assert [node.ssh_config for node in config.nodes] == [str(tmp_path / "ssh_config"), False]
+    assert config.node("a").hops[0].ssh_config == str(tmp_path / "ssh_config")
 
 
 @pytest.mark.parametrize("item", ["'", '"', "\\", "$HOME", "`id`", "a!b", "a\nb", "a\tb", "\x1b[2J", ""])

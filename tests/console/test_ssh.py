@@ -23,7 +23,7 @@ from console.errors import (
     NodeUnreachable,
 )
 from console.state import LinkStatus
-from console.transports import Gate, known_hosts, open_stream, ssh, ssh_target
+from console.transports import Gate, known_hosts, open_stream, ssh, ssh_oracle
 from console.transports.gate import CONNECT_LIMIT
 from console.transports.ssh_target import resolve
 from remote_agent.protocol.messages import Empty, Probe
@@ -378,7 +378,7 @@ async def test_jumps_resolve_as_openssh_resolves_them(tmp_path: Path) -> None:
     )
     config = (
         f"Include {tmp_path}/sites.conf\nMatch originalhost gpu-7\n  Port 7022\n"
-        "Host multi\n  ProxyJump jump1,me@jump2:2200\nHost pipe\n  ProxyCommand nc %h %p\n"
+        "Host multi\n  ProxyJump jump1,me@jump2:2200\n"
     )
     ssh = own_ssh(tmp_path, config)
     plain = Sshd(tmp_path / "none").node()
@@ -390,8 +390,6 @@ async def test_jumps_resolve_as_openssh_resolves_them(tmp_path: Path) -> None:
     assert await way("gpu-1") == [("192.0.2.1", 2222), ("jump2.example", 22), ("gpu-1", 22)]
     assert (await way("gpu-7"))[-1] == ("gpu-7", 7022)
     assert await way("multi") == [("192.0.2.1", 2222), ("jump2.example", 2200), ("multi", 22)]
-    with pytest.raises(NodeMisconfigured, match="ProxyCommand"):
-        await way("pipe")
 
 
 async def test_jumps_in_a_circle_are_refused(tmp_path: Path) -> None:
@@ -406,7 +404,7 @@ async def test_jumps_in_a_circle_are_refused(tmp_path: Path) -> None:
 async def test_without_an_ssh_binary_the_plain_values_stand(tmp_path: Path) -> None:
     """No `ssh` here: an alias is a host name, the port 22, files where they usually are."""
     node = dataclasses.replace(Sshd(tmp_path / "none").node(), host=None, port=None, user=None, known_hosts=())
-    (target,) = await resolve(node, Gate(tmp_path / "ours", home=tmp_path, ssh="no-such-ssh"))
+    (target,) = await resolve(node, Gate(tmp_path / "ours", home=tmp_path, account_home=tmp_path, ssh="no-such-ssh"))
 
     assert (target.host, target.port) == ("gpu-1", 22)
     assert target.known_hosts[0] == tmp_path / ".ssh/known_hosts"
@@ -499,7 +497,7 @@ async def test_a_host_that_takes_no_data_is_given_up_in_time(
 
 async def test_an_ssh_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ssh -G` may run a Match exec that hangs; it is ended, and the node says so."""
-    monkeypatch.setattr(ssh_target, "ORACLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(ssh_oracle, "ORACLE_TIMEOUT_S", 0.2)
     hung = script(tmp_path, "#!/bin/sh\nexec sleep 1000\n", "ssh")
     node = dataclasses.replace(Sshd(tmp_path / "none").node(), host=None)
 

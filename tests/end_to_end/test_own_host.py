@@ -193,6 +193,7 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
     assert (check.code, probe.code, warm.code) == (0, 0, 0), (check, probe, warm)
     assert "1 node, 1 recipe, no mistake" in check.out
     assert probe.out.startswith("gpu-1 ")
+    assert "gpu-1: StrictHostKeyChecking accept-new is not followed" in probe.err
     assert "✔ ready" in warm.out
     assert [stage for stage in NATIVE_STAGES if f" {stage} " not in warm.err] == []
 
