@@ -15,7 +15,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest")
 
-FIRST_HALF = ("tests/console", "tests/db", "tests/themes", "tests/end_to_end", "tests/bench")
+FIRST_HALF = ("tests/console", "tests/db", "tests/themes", "tests/end_to_end")
 """About half of the time; whatever else there is below ``tests`` is the other half."""
 
 
