@@ -162,7 +162,7 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
     plain: OwnHost, agent: Path, model: Path, workstation: Workstation
 ) -> None:
     """Every command that README names for a host of one's own, in its order, does what README says it does."""
-    first = README[README.index("## First warm-up of a host of your own") : README.index("## Verbs")]
+    first = README[README.index("## First warm-up of a host of your own") : README.index("## Plan a rollout")]
     commands = re.findall(r"`(glowplug [a-z][^`]*|ssh [^`]*)`", first)
     assert commands == [
         "glowplug config path",
@@ -208,6 +208,20 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
     assert "has nothing on a GPU" in park.err
     cache = workstation.shell(commands[9])
     assert cache.code == 0, cache
+
+
+def test_readme_s_rollout_is_planned(workstation: Workstation) -> None:
+    """For the least configuration, once its node has the tag that the rollout selects."""
+    least = block("toml", "The least that works").replace("[nodes.gpu-1]", '[nodes.gpu-1]\ntags = ["eu"]')
+    workstation.configure(least + block("toml", "## Plan a rollout"))
+    section = README[README.index("## Plan a rollout") : README.index("## Verbs")]
+    (plan, *_) = re.findall(r"`(glowplug rollout [^`]*)`", section)
+
+    planned = workstation.shell(plan)
+
+    assert planned.code == 0, planned
+    assert "gpu-1" in planned.out
+    assert "no history" in planned.out
 
 
 def test_the_example_of_the_configuration_is_free_of_mistakes(workstation: Workstation) -> None:
