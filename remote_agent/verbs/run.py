@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -88,11 +89,12 @@ def _run(arguments: argparse.Namespace, method: str) -> int:
     actor = Actor(hostfacts.user_name(), socket.gethostname())
     python = tuple(shlex.split(arguments.python))
     params = RunStartParams(str(uuid.uuid4()), recipe, actor, python)
-    with open_client(state_of(arguments), "run") as client:
-        return _follow(client, params, arguments, method)
+    with contextlib.ExitStack() as clients:
+        return _follow(clients, params, arguments, method)
 
 
-def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespace, method: str) -> int:
+def _follow(clients: contextlib.ExitStack, params: RunStartParams, arguments: argparse.Namespace, method: str) -> int:
+    client = clients.enter_context(open_client(state_of(arguments), "run"))
     newest_seq = client.hello("run").newest_seq
     client.call("subscribe", SubscribeParams("", newest_seq, samples=False), SubscribeResult)
     code = 0
@@ -103,6 +105,8 @@ def _follow(client: Client, params: RunStartParams, arguments: argparse.Namespac
     except KeyboardInterrupt as interrupt:
         code = int(getattr(interrupt, "exit_code", 128 + signal.SIGINT))
         _tell(f"{str(interrupt) or 'SIGINT'}: cancelling run {params.run_uid}")
+        # Another connection: the signal may have come between the bytes of a message, which this one has lost.
+        client = clients.enter_context(open_client(state_of(arguments), "run"))
         record = client.call("run.cancel", RunUidParams(params.run_uid), RunResult).run
     if arguments.release and record.state is RunState.READY:
         _release(client, params.run_uid)

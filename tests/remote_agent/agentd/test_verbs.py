@@ -124,6 +124,33 @@ def test_an_interrupted_run_is_cancelled(agent: Agent, number: signal.Signals) -
     assert errors == f"{number.name}: cancelling run {record.run_uid}\n"
 
 
+LOSING = """
+import sys
+from remote_agent.client import Client
+from remote_agent.verbs import run
+
+def notifications(self):
+    self._link.recv(3)
+    raise run.Ended(15)
+    yield
+
+Client.notifications = notifications
+sys.exit(run.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_between_the_bytes_of_a_message_cancels_the_run_too(agent: Agent) -> None:
+    """What the connection had begun to read is lost to it, so the run is called off by another one."""
+    words = ["--state-dir", str(agent.state.root), str(recipe_file(agent, "hang:weights")), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", LOSING, *words],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert decode(RunRecord, json.loads(done.stdout)).state is RunState.CANCELLED
+
+
 def test_a_hangup_that_is_ignored_stays_ignored(agent: Agent) -> None:
     """As nohup wants it: only the second signal ends the run."""
     process = hanging_run(agent, before=("nohup",))
