@@ -186,8 +186,8 @@ def test_a_run_that_comes_while_one_is_made_ready_has_that(agent: Agent) -> None
 
 
 def test_none_is_forked_while_a_run_goes_on(make_agent: Callable[..., Agent]) -> None:
-    """Processors are the run's, whichever device it is on."""
-    agent = make_agent(idle_s=0.02, orders={"sampler": "ok"})
+    """Processors are the run's, whichever device it is on. Without any wait the first end beside it would be enough."""
+    agent = make_agent(idle_s=0.0, orders={"sampler": "ok"})
     long = agent.params("hang:weights", devices=("cuda:0",))
     with agent.client("") as client:
         client.begin(long)
