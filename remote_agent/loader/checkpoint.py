@@ -6,10 +6,8 @@ Reads headers and the index, never a tensor's bytes, and touches no device.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,15 +18,11 @@ from remote_agent.loader.headers import Header, TensorEntry, read_header
 from remote_agent.loader.hub import resolve_snapshot
 from remote_agent.loader.problems import CheckpointProblem, counted, listed, shown
 from remote_agent.loader.selection import Ignored, Selection, select
+from remote_agent.loader.spread import spread
 from remote_agent.protocol.internal import ShardIdentity
 
 __all__ = ["Checkpoint", "CheckpointProblem", "Examination", "Ignored", "examine", "inspect"]
 
-HEADER_READERS = 8
-"""Headers are read at once from that many files: on network storage each costs a round trip."""
-FEW_HEADERS = 4
-QUICK_NS = 2_000_000
-"""Where the first comes that quickly, so few are read by the calling thread: starting others takes longer."""
 
 TENSORS_NAMED = 20
 
@@ -136,14 +130,7 @@ def _read_headers(
         except CheckpointError as error:
             return error.problems
 
-    begun = time.monotonic_ns()
-    results = [read(name) for name in selection.files[:1]]
-    rest = selection.files[1:]
-    if len(rest) < FEW_HEADERS and time.monotonic_ns() - begun < QUICK_NS:
-        results += [read(name) for name in rest]
-    else:
-        with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="header") as pool:
-            results += pool.map(read, rest)
+    results = spread(read, selection.files, "header")
     headers = [result if isinstance(result, Header) else None for result in results]
     return headers, [problem for result in results if not isinstance(result, Header) for problem in result]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +18,7 @@ from remote_agent.loader.plan import Segment, cut_shard
 from remote_agent.loader.residency import RangeResidency, measure_ranges
 from remote_agent.loader.schedule import Chunk
 from remote_agent.loader.shards import OpenShards
+from remote_agent.loader.spread import spread
 from remote_agent.protocol.messages import WeightsPolicy
 
 if TYPE_CHECKING:
@@ -30,10 +29,6 @@ DRIVER_WITHOUT_DIRTYING = 570
 
 RUNTIME_WITHOUT_DIRTYING = 12080
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
-
-RESIDENCY_READERS = 8
-QUICK_NS = 1_000_000
-"""Starting threads takes about as long."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,8 @@ def choose_route(
 ) -> Route:
     """Return the route for ``checkpoint``; reads no byte of it where the kernel can say what is cached."""
     reasons: list[str] = []
-    found = _measure(checkpoint, shards)
+    open_files = tuple(zip(checkpoint.shards, shards.descriptors, strict=True))
+    found = spread(lambda pair: measure_ranges(*pair), open_files, "residency")
     maps = policy.path in ("auto", "mapped") and any(header.data_bytes for header in checkpoint.shards)
     if maps:
         refusal = find_map_refusal(checkpoint, runtime, ordinal, limits)
@@ -132,17 +128,6 @@ def _loaded_driver() -> int | None:
         return None
     found = re.search(r"Kernel Module.*?\s(\d{3,4})\.\d", text)
     return int(found[1]) if found else None
-
-
-def _measure(checkpoint: Checkpoint, shards: OpenShards) -> list[RangeResidency]:
-    """Ask about the first shard, and about the others at once where that takes longer than to start threads."""
-    begun = time.monotonic_ns()
-    found = [measure_ranges(header, shards.descriptors[shard]) for shard, header in enumerate(checkpoint.shards[:1])]
-    rest = checkpoint.shards[1:], shards.descriptors[1:]
-    if (time.monotonic_ns() - begun) * len(rest[0]) < QUICK_NS:
-        return [*found, *map(measure_ranges, *rest)]
-    with ThreadPoolExecutor(RESIDENCY_READERS, thread_name_prefix="residency") as pool:
-        return [*found, *pool.map(measure_ranges, *rest)]
 
 
 def _counters(chunks: Sequence[Chunk], cut: Cut) -> dict[str, int]:

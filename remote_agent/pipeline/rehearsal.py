@@ -61,6 +61,11 @@ class Rehearsal:
         self.is_loaded = False
         self.result: Rehearsed | None = None
 
+    @property
+    def is_of_request(self) -> bool:
+        """Whether it ran whole, at the shapes that the request will have."""
+        return self.result is not None and self.result.is_of_request
+
     def run(self) -> None:
         begun = time.monotonic_ns()
         reason: str | None = None

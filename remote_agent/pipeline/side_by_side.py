@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, library
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 MULTIPLY = torch.ops.aten.mm.default
@@ -21,7 +21,7 @@ SHAPINGS = frozenset({torch.ops.aten.view.default, torch.ops.aten.reshape.defaul
 REORDERINGS = frozenset({torch.ops.aten.permute.default, torch.ops.aten.t.default, torch.ops.aten.transpose.int})
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "glowplug::multiply_side_by_side", mutates_args=(), schema="(Tensor rows, Tensor[] weights) -> Tensor[]"
 )
 def multiply_side_by_side(rows: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -105,16 +105,8 @@ def load_weights(
         registered=registered,
     )
     shared: list[SharedMemory] = []
-
-    def share(size_bytes: int) -> torch.Tensor:
-        try:
-            shared.append(device.share(size_bytes))
-        except DeviceError as error:
-            raise _CannotShare(str(error)) from error
-        return shared[0].tensor
-
     problem = None
-    memory = share if under is not None or is_to_be_shared(recipe, device) else None
+    memory = partial(_share, device, shared) if under is not None or is_to_be_shared(recipe, device) else None
     try:
         loaded = bring(memory=memory)
     except _CannotShare as error:
@@ -125,15 +117,9 @@ def load_weights(
     _describe(loaded, found, measure)
     if problem is not None:
         measure.reason = "; ".join(filter(None, (f"not shared: {problem}", measure.reason)))
-    backing = Backing(problem=problem)
-    if shared:
-        try:
-            keepable = _seal(loaded, found, shared[0], device, identities)
-            backing = Backing(keepable, False, shared[0].size_bytes, None, shared[0].range, keepable.checksum)
-        except DeviceError as error:
-            backing = Backing(problem=str(error), range=shared[0].range)
-    is_rehearsed = rehearsal is not None and rehearsal.result is not None and rehearsal.result.is_of_request
+    backing = _back(loaded, found, shared[0], device, identities) if shared else Backing(problem=problem)
     leftovers = () if loaded.settling is None else (loaded.settling,)
+    is_rehearsed = rehearsal is not None and rehearsal.is_of_request
     return Weights(loaded.tensors, found.root, loaded.notes, backing, leftovers, is_rehearsed)
 
 
@@ -164,6 +150,26 @@ def _describe(loaded: Loaded, found: Checkpoint, measure: Measure) -> None:
     measure.extra["shards"] = len(found.shards)
     measure.extra["tensors"] = len(loaded.tensors)
     measure.extra["load_ns"] = loaded.duration_ns
+
+
+def _share(device: Device, shared: list[SharedMemory], size_bytes: int) -> torch.Tensor:
+    """Return memory that can outlive this process, which is ``shared``'s from then on. Raises: _CannotShare"""
+    try:
+        shared.append(device.share(size_bytes))
+    except DeviceError as error:
+        raise _CannotShare(str(error)) from error
+    return shared[0].tensor
+
+
+def _back(
+    loaded: Loaded, found: Checkpoint, memory: SharedMemory, device: Device, identities: tuple[ShardIdentity, ...]
+) -> Backing:
+    """Return what lies behind loaded weights, sealed; where that fails they are nobody else's, and it says why."""
+    try:
+        keepable = _seal(loaded, found, memory, device, identities)
+    except DeviceError as error:
+        return Backing(problem=str(error), range=memory.range)
+    return Backing(keepable, False, memory.size_bytes, None, memory.range, keepable.checksum)
 
 
 def _seal(

@@ -306,7 +306,7 @@ def test_headers_are_the_same_whoever_reads_them(
     """A first header that came slowly has others read at once, a quick one by the same thread: in order either way."""
     for number in range(3):
         write(tmp_path / f"{number}.safetensors", serialise([tensor(f"w{number}", "F32", [number + 1])]))
-    monkeypatch.setattr("remote_agent.loader.checkpoint.QUICK_NS", quick_ns)
+    monkeypatch.setattr("remote_agent.loader.spread.QUICK_NS", quick_ns)
 
     found = inspect(tmp_path)
 

@@ -27,25 +27,12 @@ from remote_agent.protocol.internal import WorkerGo
 from remote_agent.protocol.messages import ModelSource, Recipe
 from tests.remote_agent import checkpoints
 from tests.remote_agent.agentd.agents import REPOSITORY, eventually, is_running
-from tests.remote_agent.fake_cuda import POOL_BYTES, UUID_TEXT, FakeGpu, FakeRuntime
+from tests.remote_agent.fake_cuda import POOL_BYTES, UUID_TEXT, FakeGpu
 from tests.remote_agent.resident.residents import keeping_for
 
 ROOM = 1 << 40
 NEEDED = CONTEXT_BYTES + POOL_BYTES
 """What the fake GPU's process has there beside its weights."""
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.write_llama(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def gpu() -> FakeGpu:
-    gpu = FakeGpu(FakeRuntime())
-    gpu.initialise()
-    gpu.open_context()
-    return gpu
 
 
 def loaded(state: StateDir, folder: Path, gpu: FakeGpu) -> tuple[Weights, Keeping, Backing]:

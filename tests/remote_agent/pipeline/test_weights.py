@@ -18,21 +18,8 @@ from remote_agent.pipeline.weights import Weights, load_weights
 from remote_agent.protocol.messages import ModelSource, Recipe
 from remote_agent.resident.gpu_range import GpuPlace
 from tests.remote_agent import checkpoints
-from tests.remote_agent.fake_cuda import FakeGpu, FakeRuntime
+from tests.remote_agent.fake_cuda import FakeGpu
 from tests.remote_agent.loader.gpu_loads import traces_of
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.write_llama(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def gpu() -> FakeGpu:
-    gpu = FakeGpu(FakeRuntime())
-    gpu.initialise()
-    gpu.open_context()
-    return gpu
 
 
 def load(folder: Path, device: Any, tier: str) -> tuple[Weights, Measure]:
