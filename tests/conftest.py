@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -37,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Half of a small compile's time, which tests can do without: what the processor says of itself is believed,
     # and headers are not compiled ahead for kernels that are few.
     os.environ.update(TORCHINDUCTOR_VEC_ISA_OK="1", TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
+    # Processes that compile all they import would take most of the tests' time; containers often say not to write.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # A shell starts background jobs with SIGINT ignored, and nohup with SIGHUP; what tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
