@@ -19,6 +19,11 @@ LEFTOVER_GRACE_S = 10.0
 LEFTOVERS = pytest.StashKey[list[str]]()
 HOME_FOLDER = pytest.StashKey[Path]()
 
+# What tests start would else compile all that it imports, each process anew: containers often say not to keep it.
+# Here, since conftest.py below imports ours before anything is configured.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A loaded machine is slow, not wrong.
 hypothesis.settings.register_profile(
     "glowplug", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize="CI" in os.environ
@@ -38,9 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Half of a small compile's time, which tests can do without: what the processor says of itself is believed,
     # and headers are not compiled ahead for kernels that are few.
     os.environ.update(TORCHINDUCTOR_VEC_ISA_OK="1", TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
-    # Processes that compile all they import would take most of the tests' time; containers often say not to write.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    sys.dont_write_bytecode = False
     # A shell starts background jobs with SIGINT ignored, and nohup with SIGHUP; what tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
