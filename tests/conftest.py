@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Half of a small compile's time, which tests can do without: what the processor says of itself is believed,
     # and headers are not compiled ahead for kernels that are few.
     os.environ.update(TORCHINDUCTOR_VEC_ISA_OK="1", TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
+    # Threads of torch that wait for work give their core to the tests beside, instead of spinning on it.
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     # A shell starts background jobs with SIGINT ignored, and nohup with SIGHUP; what tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
