@@ -34,6 +34,7 @@ hypothesis.settings.load_profile("glowplug")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Point the platform's directories into a folder of this session's and mark all processes it starts."""
+    gc.disable()
     folder = Path(tempfile.mkdtemp(prefix="glowplug-tests-"))
     config.stash[HOME_FOLDER] = folder
     for name in [name for name in os.environ if name.startswith("GLOWPLUG_") and name != "GLOWPLUG_CASES"]:
@@ -68,8 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Look for garbage less often, and not among what the imports left: with screens that is a third of the time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000)
 
 
