@@ -200,6 +200,7 @@ def use_host(folder: Path, shards: list[Path], device: str) -> Load:
     with OpenShards(headers) as files:
         step_bytes = opened.ring.limits.registration_bytes
         kept = register_all(headers, files, opened.runtime, step_bytes, lambda done, total: None, lambda path: None)
+    kept.ceiling_bytes_s = opened.ring.begin_ceiling().finish()
 
     def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
         loaded = load(
