@@ -86,6 +86,7 @@ def run_load(load: Load, request: dict[str, Any], shards: list[Path], device: st
     gc.collect()
     if device != "cpu":
         torch.cuda.empty_cache()
+        wake(device)  # what the driver leaves of giving memory back to whoever wants some next is not the next load's
     return answer
 
 
