@@ -53,6 +53,7 @@ COLD: tuple[Request, ...] = tuple(
     for readers, size in cuts
 )
 
+
 def summarise(records: Sequence[Mapping[str, Any]], part: str, size_bytes: int) -> str:
     """Return a line for each configuration of a part, the quickest first."""
     ceilings = [record["ceiling_bytes_s"] for record in records if record.get("label") == "pinned H2D ceiling"]
