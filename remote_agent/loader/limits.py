@@ -43,7 +43,7 @@ class LoaderLimits:
 
     mixed: Cut = Cut(5, 24, 4 << 20)
     staged: Cut = Cut(12, 24, 4 << 20)
-    cold: Cut = Cut(16, 32, 3 << 20)
+    cold: Cut = Cut(32, 32, 3 << 20)
     registration_bytes: int = 32 << 20
     registered_bytes: int | None = None
     streams: int = 2

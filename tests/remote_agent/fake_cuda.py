@@ -44,6 +44,7 @@ class Code(enum.IntEnum):
     invalid_value = 1
     memory_allocation = 2
     not_initialised = 3
+    invalid_pitch = 12
     illegal_access = 700
     already_registered = 712
     not_registered = 713
@@ -262,6 +263,18 @@ class FakeRuntime:
         if kind != self.cudaMemcpyKind.cudaMemcpyDeviceToHost:
             return self._complain("a copy that waits, and not out of a device")
         ctypes.memmove(target, source, length)
+        return (Code.success,)
+
+    def do_cudaMemcpy2D(
+        self, target: int, target_pitch: int, source: int, pitch: int, width: int, height: int, kind: int
+    ) -> tuple[Code]:
+        """Copy rows at once, whose distance has a limit."""
+        if not width <= target_pitch < 1 << 31 or not width <= pitch < 1 << 31:
+            return (Code.invalid_pitch,)
+        for row in range(height):
+            code = self.do_cudaMemcpy(target + row * target_pitch, source + row * pitch, width, kind)[0]
+            if code is not Code.success:
+                return (code,)
         return (Code.success,)
 
     def _source(self, source: int, length: int) -> Callable[[int], None] | None:
