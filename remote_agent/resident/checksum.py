@@ -43,8 +43,8 @@ def sampled_checksum(memory: torch.Tensor, size_bytes: int) -> str:
 def copy_samples(runtime: Calls, address: int, offsets: Sequence[int], length: int) -> bytes:
     """Return ``length`` bytes from each offset of a GPU's memory, in a row. All but the last stand at one distance.
 
-    Copies need no kernel, of which the first of a kind takes a process 20 ms, and one call for all takes as long as one
-    of the 64 that it stands for. Raises: DeviceError
+    Copies need no kernel, of which the first of a kind takes a process 20 ms; one call for all takes half as long as
+    one for each. Raises: DeviceError
     """
     here = ctypes.create_string_buffer(length * len(offsets))
     target, kind = ctypes.addressof(here), runtime.module.cudaMemcpyKind.cudaMemcpyDeviceToHost

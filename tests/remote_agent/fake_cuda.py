@@ -15,6 +15,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -424,7 +425,8 @@ class FakeGpu(CudaDevice):
 
     def make_ring(self) -> PinnedRing:
         cut = Cut(self.readers, 2 * self.readers, self.buffer_bytes)
-        limits = LoaderLimits(cut, cut, cut, self.registration_bytes, self.registered_bytes)
+        cold = replace(cut, readers=2 * cut.buffers)
+        limits = LoaderLimits(cut, cut, cold, self.registration_bytes, self.registered_bytes)
         return PinnedRing(self.runtime, self.ordinal, limits)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
