@@ -79,7 +79,7 @@ class RolloutStore:
             _set_nodes(connection, int(ident or 0), nodes, now_ns)
 
     def take(self, rollout_uid: str) -> RolloutRow:
-        """Take the lease and return the rollout as it stands.
+        """Take the lease and return the rollout as it stands; what was asked of the one before is taken back.
 
         Raises: LeaseHeldError while another's has not expired; RolloutError for none of that uid.
         """
@@ -87,6 +87,8 @@ class RolloutStore:
             row = rollout_row(_row(connection, rollout_uid))
             if row.lease is not None and row.lease.holder != self.holder and row.lease.expires_ns > now_ns:
                 raise LeaseHeldError(row.name, row.lease.holder, (row.lease.expires_ns - now_ns) / NS_PER_S)
+            if row.lease is None or row.lease.holder != self.holder:
+                _withdraw_all(connection, rollout_uid, now_ns)
             connection.execute(
                 "UPDATE rollouts SET lease_holder = ?, lease_expires_ns = ? WHERE rollout_uid = ?",
                 (self.holder, self._until(now_ns), rollout_uid),
@@ -167,11 +169,6 @@ class RolloutStore:
         with self._transaction() as (connection, now_ns):
             return _answer(connection, command_id, False, "withdrawn", now_ns)
 
-    def withdraw_all(self, rollout_uid: str) -> None:
-        """Take back what was asked of a controller that is gone: nobody waits for it any more."""
-        for one in self.asked(rollout_uid):
-            self.withdraw(one.command_id)
-
     # --- within -------------------------------------------------------------------
 
     def _until(self, now_ns: int) -> int:
@@ -247,6 +244,14 @@ def _set_nodes(connection: sqlite3.Connection, ident: int, nodes: Sequence[Rollo
 def _append(connection: sqlite3.Connection, ident: int, entry: Entry, now_ns: int) -> int:
     values = (ident, now_ns, entry.kind, entry.what, entry.node, entry.attempt, entry.intent_id, entry.data_json)
     return int(connection.execute(_ADD_ENTRY, values).lastrowid or 0)
+
+
+def _withdraw_all(connection: sqlite3.Connection, rollout_uid: str, now_ns: int) -> None:
+    connection.execute(
+        "UPDATE rollout_commands SET answered_ns = ?, is_done = 0, answer = 'withdrawn: its controller has ended'"
+        " WHERE answered_ns IS NULL AND rollout_id = (SELECT rollout_id FROM rollouts WHERE rollout_uid = ?)",
+        (now_ns, rollout_uid),
+    )
 
 
 def _answer(connection: sqlite3.Connection, command_id: int, is_done: bool, answer: str, now_ns: int) -> bool:

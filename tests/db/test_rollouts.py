@@ -225,13 +225,16 @@ def test_what_was_asked_of_a_controller_that_is_gone_is_taken_back(desk: Desk) -
     store.create(rollout_row(), NODES)
     ident = store.ask(UID, ("ada", "desk"), "promote", {})
     assert ident is not None
-    store.withdraw_all(UID)
+    store.take(UID)
+    assert [one.command_id for one in store.asked(UID)] == [ident]
+    desk.clock.now_ns += 11 * S
+    desk.store("two").take(UID)
 
     assert store.asked(UID) == ()
     with History(desk.path) as history:
         withdrawn = rollouts.command(history, ident)
     assert withdrawn is not None
-    assert (withdrawn.is_done, withdrawn.answer) == (False, "withdrawn")
+    assert (withdrawn.is_done, withdrawn.answer) == (False, "withdrawn: its controller has ended")
 
 
 _RACER = """
