@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import socket
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -62,7 +61,7 @@ class Foreground:
                 effects = FleetEffects(fleet, uid, settings, self._context.environ)
                 down = [node for node, reason in effects.down().items() if reason is not None]
                 batches = [[node.name for node in batch.nodes] for batch in planned.batches]
-                state = begin(planned.rules, batches, down, time.monotonic())
+                state = begin(planned.rules, batches, down)
                 self._store.create(_new_row(uid, settings, state), node_rows(state))
                 say(f"rollout {self._name} ({short_uid(uid)})")
                 return await self._carry_out(uid, effects)

@@ -90,6 +90,7 @@ class Controller:
         self._woken = asyncio.Event()
         self._lanes = Lanes(effects, self._ended, self._happened)
         self._kept_s = self._looked_s = clock()
+        self._zero_s = clock() - self.state.now_s  # the machine's clock goes on where it stood, also after a reboot
         self._out_of_sight: set[str] = set()
 
     async def run(self) -> RolloutState:
@@ -122,7 +123,7 @@ class Controller:
         entries = [Entry("outcome", one.what, one.node, one.attempt, one.entry_id, cut_off) for one in left]
         # What else was under way is read from its node; whether an attempt was ended nobody would ask again.
         stops = [StopNode(one.node, one.attempt) for one in left if one.what == "StopNode" and one.node and one.attempt]
-        await self._turn(Restarted(self._clock()), entries=entries, more=stops)
+        await self._turn(Restarted(self.state.now_s), entries=entries, more=stops)
 
     async def _wind_down(self) -> None:
         """Pause, let what moves traffic come to its end, and call off the rest, which is read again after a restart."""
@@ -152,7 +153,7 @@ class Controller:
         if self._clock() - self._looked_s < self._tick_s:
             return
         self._looked_s = self._clock()
-        await self._turn(Tick(self._looked_s))
+        await self._turn(Tick(self._looked_s - self._zero_s))
         for event in self._seen():
             await self._turn(event)
         if listens:
