@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -124,8 +125,11 @@ async def _by_http(gate: Gate) -> Sampled:
             status = await http_status(gate.http or "")
     except TimeoutError:
         return Sampled(Verdict.FAIL, f"{gate.http} did not answer within {gate.timeout_s:g} s")
-    except (OSError, ValueError) as error:
-        return Sampled(Verdict.FAIL, f"{gate.http}: {getattr(error, 'strerror', None) or error}")
+    except OSError as error:
+        number = error.errno or 0  # asyncio's own words name every address that it tried
+        return Sampled(Verdict.FAIL, f"{gate.http}: {os.strerror(number) if number > 0 else error}")
+    except ValueError as error:
+        return Sampled(Verdict.FAIL, f"{gate.http}: {error}")
     verdict = Verdict.PASS if status == gate.status else Verdict.FAIL
     reason = "" if verdict is Verdict.PASS else f"{gate.http} is {status}, not {gate.status}"
     return Sampled(verdict, reason, {"status": status})
