@@ -85,8 +85,9 @@ class RolloutStore:
         """
         with self._transaction() as (connection, now_ns):
             row = rollout_row(_row(connection, rollout_uid))
-            if row.lease is not None and row.lease.holder != self.holder and row.lease.expires_ns > now_ns:
-                raise LeaseHeldError(row.name, row.lease.holder, (row.lease.expires_ns - now_ns) / NS_PER_S)
+            lease = lease_of(row, now_ns)
+            if lease is not None and lease.holder != self.holder:
+                raise LeaseHeldError(row.name, lease.holder, (lease.expires_ns - now_ns) / NS_PER_S)
             if row.lease is None or row.lease.holder != self.holder:
                 _withdraw_all(connection, rollout_uid, now_ns)
             connection.execute(
@@ -145,8 +146,7 @@ class RolloutStore:
         """Leave a command for whoever holds the lease and return its id; None where nobody does."""
         with self._transaction() as (connection, now_ns):
             row = _row(connection, rollout_uid)
-            lease = rollout_row(row).lease
-            if lease is None or lease.expires_ns <= now_ns:
+            if lease_of(rollout_row(row), now_ns) is None:
                 return None
             return connection.execute(
                 "INSERT INTO rollout_commands (rollout_id, asked_ns, actor_user, actor_host, verb, arguments_json)"

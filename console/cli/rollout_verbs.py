@@ -20,7 +20,7 @@ from console.rollout.status_text import one_line, row_document, status_document,
 from db import rollouts
 from db.queries import History
 from db.rollout_records import RolloutRecord, RolloutRow
-from db.rollout_store import RolloutStore
+from db.rollout_store import RolloutStore, lease_of
 
 POLL_S = 0.1
 ANSWER_S = 60.0
@@ -183,8 +183,7 @@ def _until_answered(context: Context, store: RolloutStore, row: RolloutRow, iden
             if answer is not None and answer.answer is not None:
                 return bool(answer.is_done), answer.answer
             record = rollouts.read(history, row.rollout_uid, after_entry=2**62)
-            lease = record.row.lease if record is not None else None
-            is_gone = lease is None or lease.expires_ns <= time.time_ns()
+            is_gone = record is None or lease_of(record.row, time.time_ns()) is None
             if (is_gone or time.monotonic() > late_s) and store.withdraw(ident):
                 what = "has ended" if is_gone else f"did not answer within {ANSWER_S:g} s"
                 raise GlowplugError(f"the controller of rollout {row.name} {what}; nothing was done, say it again")

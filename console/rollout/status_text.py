@@ -14,6 +14,7 @@ from console.rollout.saved import read_settings, read_state
 from console.rollout.states import RolloutState
 from console.rollout.words import line
 from db.rollout_records import RolloutRecord, RolloutRow
+from db.rollout_store import lease_of
 from remote_agent.protocol.codec import encode
 
 TIMELINE_LINES = 20
@@ -104,9 +105,8 @@ def _gate_lines(record: RolloutRecord, state: RolloutState) -> Iterator[str]:
 
 
 def _lease(row: RolloutRow, now_ns: int) -> tuple[str, float] | None:
-    if row.lease is None or row.lease.expires_ns <= now_ns:
-        return None
-    return row.lease.holder, round((row.lease.expires_ns - now_ns) / NS_PER_S, 1)
+    lease = lease_of(row, now_ns)
+    return None if lease is None else (lease.holder, round((lease.expires_ns - now_ns) / NS_PER_S, 1))
 
 
 def _controller_note(row: RolloutRow, now_ns: int) -> str:
