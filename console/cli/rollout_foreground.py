@@ -86,7 +86,10 @@ class Foreground:
                 return await self._carry_out(row.rollout_uid, effects)
 
         self._store.take(row.rollout_uid)  # before anything else: it may be another's
-        return run_async(work(), self._explain)
+        try:
+            return run_async(work(), self._explain)
+        finally:
+            self._store.give_back(row.rollout_uid)
 
     async def _carry_out(self, uid: str, effects: FleetEffects) -> RolloutState:
         try:
