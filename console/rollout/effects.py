@@ -129,7 +129,8 @@ class FleetEffects:
     async def _stop(self, intent: StopNode) -> Outcome:
         uid = run_uid(self._uid, intent.node, intent.attempt)
         try:
-            await asyncio.wait_for(self._fleet.cancel(intent.node, uid), CANCEL_S)
+            async with asyncio.timeout(CANCEL_S):
+                await self._fleet.cancel(intent.node, uid)
         except RequestRefused as error:
             return Outcome(data={"text": f"nothing to end: {error}"})
         except (GlowplugError, TimeoutError) as error:

@@ -94,10 +94,12 @@ async def _run_once(argv: Sequence[str], environ: Mapping[str, str], timeout_s: 
         try:
             process = await unbroken(starting)
             output.begin()
+            code: int | None = None
             try:
-                code: int | None = await asyncio.wait_for(process.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):  # wait_for may lose a cancel that comes with the end
+                    code = await process.wait()
             except TimeoutError:
-                code = None
+                pass
         finally:
             if not starting.cancelled() and starting.exception() is None:
                 await unbroken(_end(starting.result()))
@@ -123,7 +125,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), END_S)
+        async with asyncio.timeout(END_S):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()
