@@ -92,7 +92,7 @@ hold = { lock = true }          # with cached: a small process locks the pages u
 model = { path = "/models/all-minilm-l6-v2" }
 request = { kind = "encode", prompt = "A sentence to embed." }
 
-[[rollout]]                     # a recipe to many nodes; so far `glowplug rollout plan eu-llama` shows what it would do
+[[rollout]]                     # a recipe to many nodes: `glowplug rollout plan eu-llama`, then `start`
 name = "eu-llama"
 selector = "tag:eu"             # a name, tag:NAME, a pattern, all, or a list of these
 recipe = "llama"
@@ -100,7 +100,7 @@ canary = 1                      # nodes, or "10%" of those selected, in a batch 
 serial = [1, "50%"]             # a batch each; the last entry repeats. Percentages round down, to at least 1
 order = "as_listed"             # or coldest_first, or tags whose nodes come first: ["tag:h200", "tag:eu"]
 max_unavailable = 1             # so many at once are taken out; those that are down anyway count
-max_failures = 1                # reached over the whole rollout, it aborts
+max_failures = 1                # reached over the whole rollout, it aborts; a failed gate below it waits for you
 progress_deadline_s = 1800      # without a node that becomes ready for so long, it aborts
 node_timeout_s = 900            # what a node may take to drain and warm, and again to shift
 retries = 1                     # tries of a node after its first
@@ -124,14 +124,14 @@ factor = 1.5                    # at most so many times the node's own median
 tier = "standby"                # reached, or a warmer one
 
 [[rollout.gates]]
-command = ["/opt/checks/errors-are-low"]  # no shell; exit 0 passes
+command = ["/opt/checks/errors-are-low"]  # no shell; exit 0 passes, 75 is inconclusive
 timeout_s = 10
 
 [[rollout.gates]]
 http = "http://monitor.example/ready"
 status = 200
 
-[rollout.hooks]                 # programs that move traffic, one node at a time; no shell
+[rollout.hooks]                 # programs that move traffic, for one node; no shell, exit 75 tries again
 before_shift = { argv = ["/opt/hooks/drain"], timeout_s = 120 }  # before the node is warmed
 shift = { argv = ["/opt/hooks/shift"], timeout_s = 60 }  # once the gates of its batch passed
 after_shift = { argv = ["/opt/hooks/check"], timeout_s = 60 }

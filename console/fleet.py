@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import db.errors
 from console.clean import clean_record
@@ -50,6 +51,8 @@ from remote_agent.protocol.messages import (
     Tier,
 )
 from remote_agent.recipe import recipe_hash
+
+T = TypeVar("T")
 
 CLOSE_S = 5.0
 ANSWER_S = 12.0
@@ -248,11 +251,21 @@ class Fleet:
 
     async def cancel_run(self, node: str, run_uid: str) -> RunRecord:
         """Have the node end a run; return what it is then. Raises: LinkError, RequestRefused."""
+        answer = await self.ask(node, "run.cancel", RunUidParams(run_uid), RunResult)
+        self._session(node).found(answer.run)
+        return answer.run
+
+    async def find_run(self, node: str, run_uid: str, timeout_s: float = ANSWER_S) -> RunRecord:
+        """Return a run as its node has it now. Raises: LinkError, RequestRefused."""
+        answer = await self.ask(node, "run.get", RunUidParams(run_uid), RunResult, timeout_s)
+        self._session(node).found(answer.run)
+        return answer.run
+
+    async def ask(self, node: str, method: str, params: object, result: type[T], timeout_s: float = ANSWER_S) -> T:
+        """Ask the node one thing, once it can be asked. Raises: LinkError, RequestRefused."""
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
-        answer = await session.request("run.cancel", RunUidParams(run_uid), RunResult)
-        session.found(answer.run)
-        return answer.run
+        return await session.request(method, params, result, timeout_s)
 
     async def release(self, node: str, run_uid: str | None = None) -> tuple[Resident, ...]:
         """Let go of what a run left warm, of everything by default. Raises: LinkError, RequestRefused."""
@@ -260,10 +273,8 @@ class Fleet:
 
     async def let_go(self, node: str, params: ReleaseParams) -> ReleaseResult:
         """Let go of what is named; the answer may take ``wait_s`` longer. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        answer = await session.request("resident.release", params, ReleaseResult, ANSWER_S + params.wait_s)
-        await session.status()
+        answer = await self.ask(node, "resident.release", params, ReleaseResult, ANSWER_S + params.wait_s)
+        await self._session(node).status()
         return answer
 
     async def stop_standbys(self, node: str, recipe_name: str) -> tuple[Resident, ...]:
@@ -271,10 +282,8 @@ class Fleet:
 
         Raises: LinkError, RequestRefused.
         """
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        answer = await session.request("standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
-        await session.status()
+        answer = await self.ask(node, "standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
+        await self._session(node).status()
         return answer.stopped
 
     async def park(self, node: str, run_uid: str) -> ParkResult:
@@ -286,10 +295,8 @@ class Fleet:
         return await self._move(node, "unpark", run_uid)
 
     async def _move(self, node: str, method: str, run_uid: str) -> ParkResult:
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        answer = await session.request(method, ParkParams(run_uid), ParkResult, timeout_s=PARK_S)
-        await session.status()
+        answer = await self.ask(node, method, ParkParams(run_uid), ParkResult, PARK_S)
+        await self._session(node).status()
         return answer
 
     def said(self, node: str) -> tuple[str, ...]:
@@ -310,15 +317,11 @@ class Fleet:
 
     async def list_cache(self, node: str, directory: str | None = None) -> CacheListResult:
         """Ask the node what a compile cache keeps. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.request("cache.list", CacheListParams(directory), CacheListResult)
+        return await self.ask(node, "cache.list", CacheListParams(directory), CacheListResult)
 
     async def clear_cache(self, node: str, params: CacheClearParams) -> CacheClearResult:
         """Have the node clear what is named. Raises: LinkError; RequestRefused under a run, or without such a key."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.request("cache.clear", params, CacheClearResult)
+        return await self.ask(node, "cache.clear", params, CacheClearResult)
 
     def retry_now(self, node: str) -> None:
         """Try to reach the node at once, whatever its link waits for."""

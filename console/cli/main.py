@@ -44,7 +44,7 @@ HELP = {
     "probe": "Ask nodes what they are.",
     "status": "What runs and what is warm on nodes.",
     "cache": "What compile caches keep on a node, and clear them.",
-    "rollout": "What a rollout of fleet.toml would do.",
+    "rollout": "Bring a recipe to many nodes batch by batch.",
     "history": "Runs, newest first.",
     "show": "One run, stage by stage, beside the run before it.",
     "config": "Check or find the configuration.",
