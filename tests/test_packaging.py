@@ -237,6 +237,16 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_installed_console_builds_the_very_same_single_file(dist: Path, installed: Path, tmp_path: Path) -> None:
+    """What `glowplug deploy` makes without a checkout is what `make dist` makes with one."""
+    script = "import sys; from pathlib import Path; from console.deployment.agent_file import build_installed"
+    command = [sys.executable, "-P", "-c", f"{script}; build_installed(Path(sys.argv[1]))", tmp_path]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, check=True)
+
+    assert (tmp_path / PYZ).read_bytes() == (dist / PYZ).read_bytes()
+    assert stat.S_IMODE((tmp_path / PYZ).stat().st_mode) == 0o755
+
+
 def run_glowplug(*search: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run ``glowplug --version`` with these folders searched first."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, search))}

@@ -51,7 +51,8 @@ def command(
     answers = run_async(_deploy_all(nodes, order, gate, as_json))
     if as_json:
         emit({"agent": _document_of_file(file), "nodes": [_document(answer) for answer in answers]})
-    return exit_code(answers) or (1 if is_check and any(_is_unfit(answer) for answer in answers) else 0)
+    unfit = [answer for answer in answers if answer.value is not None and not answer.value.is_fit]
+    return 1 if unfit else exit_code(answers)
 
 
 async def _deploy_all(nodes: Sequence[Node], order: Order, gate: Gate, as_json: bool) -> list[Answer[Outcome]]:
@@ -69,10 +70,6 @@ async def _deploy_all(nodes: Sequence[Node], order: Order, gate: Gate, as_json: 
     return list(await asyncio.gather(*(one(node) for node in nodes)))
 
 
-def _is_unfit(answer: Answer[Outcome]) -> bool:
-    return answer.value is not None and any(problem.severity == "error" for problem in answer.value.problems)
-
-
 def _lines(answer: Answer[Outcome]) -> Iterator[str]:
     outcome = answer.value
     if outcome is None:
@@ -80,7 +77,7 @@ def _lines(answer: Answer[Outcome]) -> Iterator[str]:
         return
     done = outcome.installed
     if done is None:
-        yield f"{'✖' if _is_unfit(answer) else '✔'} {answer.node:<14} {_facts_text(outcome.facts)}"
+        yield f"{'✔' if outcome.is_fit else '✖'} {answer.node:<14} {_facts_text(outcome.facts)}"
     elif done.before == done.digest:
         yield f"✔ {answer.node:<14} agent {done.version} ({done.digest}) is current and runs (process {done.pid})"
     else:

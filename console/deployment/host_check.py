@@ -21,7 +21,6 @@ from console.transports.agent_command import DEFAULT_AGENT
 VALUE_CHARACTERS = 1000
 STATE_FREE_BYTES = 64 << 20
 """What the agent's journal and logs want to have."""
-SPARE_BYTES = 1 << 20
 
 _NETWORK = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.sshfs", "afs", "virtiofs")
 
@@ -149,9 +148,9 @@ def read_facts(lines: Mapping[str, str], candidates: tuple[str, ...]) -> HostFac
     )
 
 
-def find_problems(node: Node, facts: HostFacts, size_bytes: int) -> tuple[Problem, ...]:
-    """Return what stands in the way, errors first; ``size_bytes`` is what has to fit."""
-    found = (*_of_system(facts), *_of_home(facts), *_of_target(facts, size_bytes), *_of_state(facts))
+def find_problems(node: Node, facts: HostFacts, needed_bytes: int) -> tuple[Problem, ...]:
+    """Return what stands in the way, errors first; ``needed_bytes``: for the new version."""
+    found = (*_of_system(facts), *_of_home(facts), *_of_target(facts, needed_bytes), *_of_state(facts))
     found = (*found, *_of_python(node, facts), *_of_gpu(facts))
     return tuple(sorted(found, key=lambda problem: problem.severity != "error"))
 
@@ -165,18 +164,23 @@ def _of_system(facts: HostFacts) -> Iterator[Problem]:
 
 
 def _of_home(facts: HostFacts) -> Iterator[Problem]:
-    if not facts.has_home:
+    if _is_homeless(facts, facts.target) or _is_homeless(facts, facts.state):
         fix = "create it, or give the node an agent and a state_directory outside of it"
         yield Problem("error", "home_missing", f"the home directory {facts.home or '(none)'} is missing", fix)
 
 
-def _of_target(facts: HostFacts, size_bytes: int) -> Iterator[Problem]:
-    place, needed = facts.target, size_bytes + SPARE_BYTES
-    if facts.has_home and not place.is_writable:
+def _is_homeless(facts: HostFacts, place: Place) -> bool:
+    """Whether a place lies in a home that is missing, which is one problem, not one a place."""
+    return not facts.has_home and place.directory.startswith(facts.home)
+
+
+def _of_target(facts: HostFacts, needed_bytes: int) -> Iterator[Problem]:
+    place = facts.target
+    if not (place.is_writable or _is_homeless(facts, place)):
         fix = f"make {place.near} writable for this user, or set agent to a path that is"
         yield Problem("error", "not_writable", f"{place.directory} can't be written to", fix)
-    if place.free_bytes is not None and place.free_bytes < needed:
-        text = f"{place.directory} has {size_text(place.free_bytes)} free, {size_text(needed)} are needed"
+    if place.free_bytes is not None and place.free_bytes < needed_bytes:
+        text = f"{place.directory} has {size_text(place.free_bytes)} free, {size_text(needed_bytes)} are needed"
         yield Problem("error", "full", text, "free some there, or set agent to a path with room")
     if place.is_shared:
         text = f"{place.directory} is on {place.filesystem}: what is deployed there is every host's that shares it"
@@ -185,7 +189,7 @@ def _of_target(facts: HostFacts, size_bytes: int) -> Iterator[Problem]:
 
 def _of_state(facts: HostFacts) -> Iterator[Problem]:
     place = facts.state
-    if (facts.has_home or not place.directory.startswith(facts.home)) and not place.is_writable:
+    if not (place.is_writable or _is_homeless(facts, place)):
         fix = f"make {place.near} writable for this user, or set state_directory to a path that is"
         yield Problem("error", "state_not_writable", f"the agent's state {place.directory} can't be written to", fix)
     if place.free_bytes is not None and place.free_bytes < STATE_FREE_BYTES:

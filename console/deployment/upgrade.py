@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import posixpath
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from console.clean import clean_record
+from console.clean import clean, clean_record
 from console.config_nodes import Node
 from console.deployment.agent_file import AgentFile
 from console.deployment.host_check import HostFacts, Problem, begin_script, check_script, find_problems, read_facts
@@ -20,27 +19,18 @@ from console.errors import DeployFailed, LinkLost, UploadFailed
 from console.format import size_text
 from console.transports.gate import Gate
 from console.transports.ssh_host import SshHost, open_host
-from remote_agent.protocol.codec import DecodeError, decode
+from remote_agent.protocol.codec import decode
+from remote_agent.protocol.messages import Installed, InstallTold
 
 CHECK_SILENCE_S = 60.0
 """A check asks for a mount's space and starts Pythons, all of which a slow disk may delay."""
 INSTALL_SILENCE_S = 150.0
 """Longer than an agent may take to end and the next to start."""
 
+SPARE_BYTES = 1 << 20
+READY = "ready"
+
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Installed:
-    """What the host's own part did; ``before`` is the digest of the version that was current."""
-
-    version: str
-    digest: str
-    path: str
-    before: str | None
-    pid: int | None
-    was_running: bool
-    removed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -55,11 +45,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``installed`` None: nothing was to be done but look."""
+    """``installed`` None: nothing was done but look, since no more was asked for or the host is not fit."""
 
     facts: HostFacts
     problems: tuple[Problem, ...]
     installed: Installed | None = None
+
+    @property
+    def is_fit(self) -> bool:
+        return not any(problem.severity == "error" for problem in self.problems)
 
 
 async def deploy(node: Node, order: Order, gate: Gate, say: Say) -> Outcome:
@@ -75,13 +69,11 @@ async def deploy(node: Node, order: Order, gate: Gate, say: Say) -> Outcome:
     async with await open_host(node, gate, say=say) as host:
         say("looks at the host")
         facts = await _check(node, host, script, script_token)
-        problems = find_problems(node, facts, 0 if order.is_rollback else len(order.file.content))
-        if order.is_check:
-            return Outcome(facts, problems)
-        for problem in problems:
-            if problem.severity == "error":
-                raise DeployFailed(f"{node.name}: {problem.line()}", problem.code)
-        return Outcome(facts, problems, await _install(node, host, facts, order, say))
+        needed_bytes = 0 if order.is_rollback else len(order.file.content) + SPARE_BYTES
+        outcome = Outcome(facts, find_problems(node, facts, needed_bytes))
+        if order.is_check or not outcome.is_fit:
+            return outcome
+        return replace(outcome, installed=await _install(node, host, facts, order, say))
 
 
 async def _check(node: Node, host: SshHost, script: str, token: str) -> HostFacts:
@@ -134,37 +126,33 @@ async def _begin(
     node: Node, host: SshHost, path: str, sha256: str | None, payload: bytes, arguments: list[str], say: Say
 ) -> Installed:
     """Have the host see that the file is whole, and become its ``install``. Raises: DeployFailed, LinkError"""
-    token, messages = _token(), list[Mapping[str, Any]]()
+    token, told = _token(), list[InstallTold]()
     arguments = [*arguments, "--tell", token]
     request = {"path": path, "sha256": sha256, "size_bytes": len(payload), "arguments": arguments}
 
     def heard(text: str) -> bytes | None:
         message = _read(text)
-        if message.get("step") == "ready":
+        told.append(message)
+        if message.step == READY:
             return json.dumps(request).encode() + b"\n" + payload
-        if "step" in message:
-            say(str(message["step"]))
-        messages.append(message)
+        if message.step is not None:
+            say(message.step)
         return None
 
     said = await host.run(begin_script(node, token), token, heard, INSTALL_SILENCE_S)
-    last = messages[-1] if messages else {}
-    if "error" in last:
-        raise DeployFailed(f"{node.name}: {last['error']}", str(last.get("code", "")))
-    try:
-        return decode(Installed, last["done"])
-    except (KeyError, DecodeError) as error:
-        raise LinkLost(
-            f"{node.name}: the host did not say how it ended: {said or 'the connection is closed'}"
-        ) from error
+    last = told[-1] if told else InstallTold()
+    if last.error is not None:
+        raise DeployFailed(f"{node.name}: {last.error}", last.code)
+    if last.done is None:
+        raise LinkLost(f"{node.name}: the host did not say how it ended: {said or 'the connection is closed'}")
+    return last.done
 
 
-def _read(text: str) -> Mapping[str, Any]:
+def _read(text: str) -> InstallTold:
     try:
-        message = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return clean_record(message) if isinstance(message, dict) else {}
+        return clean_record(decode(InstallTold, json.loads(text)))
+    except (ValueError, RecursionError) as error:
+        raise LinkLost(f"the host's answer can't be read: {clean(str(error), 200)}") from error
 
 
 def _token() -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import TypeVar
 
 import asyncssh
 
@@ -21,12 +23,16 @@ from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, Prompts, TimedO
 from console.transports.gate import Gate
 from console.transports.ssh import Connection, Release, close_connection, open_connection
 
+T = TypeVar("T")
+
 COMMAND = "sh -c 'exec sh -s'"
 """The whole command string: every login shell reads it alike."""
 
 NOISE_BYTES = 4096
 LINE_BYTES = 1 << 20
 UPLOAD_TIMEOUT_S = 600.0
+
+REOPEN_S = 0.05
 
 Heard = Callable[[str], bytes | None]
 """Is given what follows the token in a line; what it returns is written next."""
@@ -63,9 +69,8 @@ class SshHost:
         ``silence_s``.
         """
         try:
-            process = await bounded(
-                self._connection.create_process(COMMAND, encoding=None, request_pty=False),
-                self._node.connect_timeout_s,
+            process = await self._opened(
+                lambda: self._connection.create_process(COMMAND, encoding=None, request_pty=False)
             )
             return await _Conversation(process, token, heard, silence_s, self).hold(script.encode())
         except TimedOut as error:
@@ -79,8 +84,10 @@ class SshHost:
         Raises: UploadFailed, LinkLost.
         """
         try:
-            sftp = await bounded(self._connection.start_sftp_client(), self._node.connect_timeout_s)
+            sftp = await self._opened(self._connection.start_sftp_client)
         except (TimedOut, asyncssh.Error, OSError) as error:
+            if self._connection.is_closed():
+                raise LinkLost(f"{self._node.name}: the connection is lost before the upload") from error
             raise UploadFailed(f"{self._node.name}: no SFTP there: {_reason(error)}") from error
         try:
             await bounded(_write(sftp, path, content), UPLOAD_TIMEOUT_S)
@@ -92,6 +99,21 @@ class SshHost:
         finally:
             sftp.exit()
             await _ended(sftp.wait_closed())
+
+    async def _opened(self, open_it: Callable[[], Awaitable[T]]) -> T:
+        """Return a channel; a server that allows one at a time may take a moment to see that the last has ended.
+
+        Raises: TimedOut, asyncssh.Error, OSError.
+        """
+        give_up = time.monotonic() + self._node.connect_timeout_s
+        while True:
+            try:
+                return await bounded(open_it(), self._node.connect_timeout_s)
+            except asyncssh.ChannelOpenError as error:
+                is_full = error.code in (asyncssh.OPEN_CONNECT_FAILED, asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED)
+                if not is_full or self._connection.is_closed() or time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(REOPEN_S)
 
     async def _remove(self, sftp: asyncssh.SFTPClient, path: str) -> None:
         await _ended(sftp.remove(path))

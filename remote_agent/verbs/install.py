@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import remote_agent
@@ -31,8 +30,9 @@ from remote_agent.errors import (
     SilentAgentError,
     VersionError,
 )
-from remote_agent.protocol.messages import Empty, ShutdownParams
-from remote_agent.verbs._common import FAILED, guarded, make_parser, path_argument, state_of
+from remote_agent.protocol.codec import encode
+from remote_agent.protocol.messages import Empty, Installed, InstallTold, ShutdownParams
+from remote_agent.verbs._common import FAILED, guarded, make_parser, path_argument, print_json, state_of
 from remote_agent.versions import UPLOAD_PREFIX, Versions
 
 LINK = Path("~/.local/share/glowplug/glowplug-agent.pyz")
@@ -46,22 +46,6 @@ POLL_S = 0.05
 TELL_S = 2.0
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Installed:
-    """``digest``: of this version; ``before``: of the one that was current. ``pid``: of the agent now.
-
-    ``was_running``: another version's agent was at work and has ended. ``removed``: digests of old versions.
-    """
-
-    version: str
-    digest: str
-    path: str
-    before: str | None
-    pid: int | None
-    was_running: bool
-    removed: tuple[str, ...]
 
 
 def main(argv: list[str]) -> int:
@@ -79,7 +63,7 @@ def main(argv: list[str]) -> int:
 def _for_a_person(arguments: argparse.Namespace) -> int:
     done = install(arguments, lambda text: print(text, file=sys.stderr, flush=True), lambda: False)
     if arguments.json:
-        print(json.dumps(asdict(done), indent=2))
+        print_json(done)
     else:
         print(f"agent {done.version} ({done.digest}) is current: {done.path}")
     return 0
@@ -88,17 +72,18 @@ def _for_a_person(arguments: argparse.Namespace) -> int:
 def _reporting(arguments: argparse.Namespace) -> int:
     """Speak to a console: lines that begin with its token, one JSON object each. Its end ends a wait."""
 
-    def say(message: dict[str, object]) -> None:
+    def say(told: InstallTold) -> None:
         try:
-            print(f"\n{arguments.tell} {json.dumps(message)}", flush=True)
+            print(f"\n{arguments.tell} {json.dumps(encode(told))}", flush=True)
         except OSError:
             pass  # the console has gone: what was begun is brought to its end
 
     try:
-        say({"done": asdict(install(arguments, lambda text: say({"step": text}), _input_has_ended))})
+        done = install(arguments, lambda text: say(InstallTold(step=text)), _input_has_ended)
     except (AgentError, OSError) as error:
-        say({"error": _one_line(error), "code": getattr(error, "code", "")})
+        say(InstallTold(error=_one_line(error), code=getattr(error, "code", "")))
         return FAILED
+    say(InstallTold(done=done))
     return 0
 
 
