@@ -244,8 +244,12 @@ def _other_python(facts: HostFacts, needs_torch: bool) -> str:
     best = sorted(fitting, key=lambda path: not facts.candidates[path])[:1]
     if best:
         return f'set python = "{best[0]}" for the node, which fits'
+    packages = "torch safetensors transformers"
+    if needs_torch and (facts.python or "").startswith("/usr/bin/"):  # which distributions keep pip out of
+        made = f"{facts.python} -m venv ~/venv && ~/venv/bin/pip install {packages}"
+        return f'{made}, then set python = "~/venv/bin/python" for the node'
     if needs_torch:
-        return f"{facts.python} -m pip install torch safetensors transformers, or set the node's python"
+        return f"{facts.python} -m pip install {packages}, or set the node's python"
     return "install one (apt-get install python3) and set the node's python to it"
 
 

@@ -88,14 +88,14 @@ class SshHost:
         except (TimedOut, asyncssh.Error, OSError) as error:
             if self._connection.is_closed():
                 raise LinkLost(f"{self._node.name}: the connection is lost before the upload") from error
-            raise UploadFailed(f"{self._node.name}: no SFTP there: {_reason(error)}") from error
+            raise UploadFailed(f"no SFTP there: {_reason(error)}") from error
         try:
             await bounded(_write(sftp, path, content), UPLOAD_TIMEOUT_S)
         except (asyncssh.ConnectionLost, asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection) as error:
             raise LinkLost(f"{self._node.name}: the connection is lost during the upload") from error
         except (TimedOut, asyncssh.Error, OSError) as error:
             await self._remove(sftp, path)
-            raise UploadFailed(f"{self._node.name}: {clean(path)}: {_reason(error)}") from error
+            raise UploadFailed(f"{clean(path)}: {_reason(error)}") from error
         finally:
             sftp.exit()
             await _ended(sftp.wait_closed())

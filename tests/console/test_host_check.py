@@ -87,6 +87,12 @@ CASES = {
         "warning: /opt/venv/bin/python has no torch: only tier cached can be reached; "
         "/opt/venv/bin/python -m pip install torch safetensors transformers, or set the node's python",
     ),
+    "no torch, and the distribution's Python": (
+        lines("torch.version", "torch.cuda", python="/usr/bin/python3"),
+        "warning: /opt/venv/bin/python has no torch: only tier cached can be reached; "
+        "/usr/bin/python3 -m venv ~/venv && ~/venv/bin/pip install torch safetensors transformers, "
+        'then set python = "~/venv/bin/python" for the node',
+    ),
     "torch for CPUs": (
         lines(torch__cuda=""),
         "warning: /opt/venv/bin/python has torch 2.7.0, a build for CPUs, and the host has an NVIDIA driver; "

@@ -34,6 +34,13 @@ NOISE = (
 )
 """For a .bashrc: colour, what looks like an answer, half a line, a trace of each command."""
 
+KILLED_DEPLOY = """
+{ sh -c 'echo $$; exec glowplug deploy gpu-1' 2>&1 || true; } | {
+    read -r pid; read -r looks; read -r uploads; kill -9 "$pid"; echo "$uploads"
+}
+"""
+"""Kills the console when it says that it uploads."""
+
 SHELLS = {"bash": "bash", "dash": "dash", "zsh": "zsh", "fish": "fish", "csh": "csh"}
 
 
@@ -85,17 +92,19 @@ async def bring(host: OwnHost, file: AgentFile, folder: Path, say: Callable[[str
 
 
 def test_a_bare_host_is_checked_and_gets_its_agent(make_host: Callable[..., OwnHost], tmp_path: Path) -> None:
-    """--check touches nothing; then the file of the node's default is there, runs, and every other verb finds it."""
+    """--check touches nothing, a killed console harms nothing; then the file is where the other verbs look."""
     host, workstation = make_host(), Workstation(tmp_path / "workstation")
     workstation.configure(node_table("gpu-1", host.sshd) + node_table("away", host.sshd, port=1))
     checked = workstation.glowplug("deploy", "gpu-1", "--check")
     touched = list(host.home.iterdir())
+    killed = workstation.shell(KILLED_DEPLOY)
     both = workstation.glowplug("deploy", "gpu-1", "away", "--json")
     status = workstation.glowplug("status", "gpu-1")
     (reached, lost) = both.document["nodes"]
     no_former = workstation.glowplug("deploy", "gpu-1", "--rollback")
 
     assert (checked.code, touched) == (0, []), checked
+    assert "uploads" in killed.out, killed
     assert checked.out.startswith(f"✔ gpu-1          {os.uname().machine}  Python 3.")
     assert (both.code, lost["installed"]) == (3, None), both
     assert "refused" in lost["error"].lower()

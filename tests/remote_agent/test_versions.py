@@ -71,11 +71,15 @@ def test_old_versions_go_but_not_what_is_needed(
     current, former, used, *rest = (make(str(number)) for number in range(4 + KEPT))
     versions.switch(former)
     versions.switch(current)
-    with subprocess.Popen([sys.executable, "-c", "input()", str(used)], stdin=subprocess.PIPE):
+    user = [sys.executable, "-c", "print(flush=True); input()", str(used)]
+    with subprocess.Popen(user, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
         monkeypatch.setattr(module, "filesystem_of", lambda path: "nfs4")
         shared = versions.prune()
         monkeypatch.undo()
         removed = versions.prune()
+        process.communicate(b"\n")
     left = {path for path in (current, former, used, *rest) if path.exists()}
 
     assert shared == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,20 +27,37 @@ pytestmark = pytest.mark.faults
 STEPS = {"fcntl.flock", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.symlink", "subprocess.Popen"}
 """What Python tells an audit hook of before it is done: every change that an installation makes, and its children."""
 
-KILLED_BEFORE = f"""
-import os, runpy, signal, sys
-left = int(sys.argv[1])
-def look(event, arguments):
-    global left
-    if event in {STEPS}:
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.argv[:] = sys.argv[2:]
-sys.addaudithook(look)
-runpy.run_path(sys.argv[0], run_name="__main__")
+KILLED_BEFORE_EACH = f"""
+import json, os, shutil, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from remote_agent.verbs.install import main
+from remote_agent.versions import Versions, digest_of
+link, one = Path(sys.argv[2]), Path(sys.argv[3])
+
+def install(left):
+    def look(event, arguments):
+        nonlocal left
+        if event in {STEPS}:
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(look)
+    os._exit(main(sys.argv[4:]))
+
+for number in range(1, 100):
+    shutil.rmtree(link.parent, ignore_errors=True)
+    versions = Versions(link)
+    with versions.alone():
+        versions.switch(versions.store(one))
+    child = os.fork() or install(number)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    found = versions.current()
+    print(json.dumps([code, found.parent.name, digest_of(found)]), flush=True)
+    if code != -signal.SIGKILL:
+        break
 """
-"""Runs a file, and kills itself before the step of that number."""
+"""Installs a file over another again and again, each time killed before the next step, until none is left."""
 
 
 @pytest.fixture(scope="module")
@@ -224,20 +240,16 @@ def test_a_version_that_does_not_start_is_taken_back(place: Installation, files:
 def test_killed_before_any_step_it_leaves_a_version_that_is_whole(place: Installation, files: dict[str, Path]) -> None:
     """Every step in turn, from the same beginning; the installation after the last one goes through."""
     one, two = digest_of(files["one"]), digest_of(files["two"])
-    seen = []
-    for number in range(1, 100):
-        shutil.rmtree(place.versions.link.parent, ignore_errors=True)
-        place.make_current(files["one"])
-        command = place.command(files["two"])
-        ended = run([sys.executable, "-S", "-c", KILLED_BEFORE, str(number), *command])
-        seen.append(place.digest())
-        if ended.returncode != -signal.SIGKILL:
-            break
+    words = [str(files["two"]), str(place.versions.link), str(files["one"]), *place.command(files["two"])[2:]]
+    said = run([sys.executable, "-S", "-c", KILLED_BEFORE_EACH, *words])
+    rounds = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("[")]
+    codes, names, contents = zip(*rounds, strict=True)
 
-    assert ended.returncode == 0, ended
-    assert len(seen) > 10
-    assert seen == sorted(seen, key=[one, two].index), "the switch is one step"
-    assert set(seen) == {one, two}
+    assert codes == (*[-signal.SIGKILL] * (len(codes) - 1), 0), said
+    assert len(codes) > 10
+    assert contents == names, "what is current is whole"
+    assert names == tuple(sorted(names, key=[one, two].index)), "the switch is one step"
+    assert set(names) == {one, two}
 
 
 def test_two_installations_do_not_meet(place: Installation, files: dict[str, Path]) -> None:
