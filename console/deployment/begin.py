@@ -55,4 +55,5 @@ def main(token: str) -> None:
     os.execv(sys.executable, [sys.executable, path, *request["arguments"]])
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

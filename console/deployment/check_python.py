@@ -41,4 +41,5 @@ def main() -> None:
     tell("missing", " ".join(name for name in ("safetensors", "transformers", "cuda.bindings") if not find(name)))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -131,11 +131,11 @@ async def _begin(
     request = {"path": path, "sha256": sha256, "size_bytes": len(payload), "arguments": arguments}
 
     def heard(text: str) -> bytes | None:
-        message = _read(text)
+        message, before = _read(text), told[-1] if told else None
         told.append(message)
         if message.step == READY:
             return json.dumps(request).encode() + b"\n" + payload
-        if message.step is not None:
+        if message.step is not None and message != before:  # a wait is told again and again, to show that it goes on
             say(message.step)
         return None
 

@@ -106,7 +106,7 @@ def install(arguments: argparse.Namespace, tell: Tell, is_called_off: Callable[[
             removed = versions.prune()
     finally:
         if source.name.startswith(UPLOAD_PREFIX):
-            source.unlink()  # what this process runs is imported by now
+            source.unlink(missing_ok=True)  # what this process runs is imported by now
     digest, former = stored.parent.name, before.parent.name if before is not None else None
     return Installed(remote_agent.__version__, digest, str(stored), former, pid, was_running, tuple(removed))
 
