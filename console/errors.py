@@ -8,6 +8,8 @@ GlowplugError                1
 ├── HistoryError             2  the history can't be opened or written
 ├── RunFailed                1  a run ended in anything but ``ready``
 ├── RequestRefused           1  the agent understood and said no; ``code`` is stable
+├── UploadFailed             1  a file did not get onto a host
+├── DeployFailed             1  a host is not as it must be, or keeps the agent that it has
 ├── Aborted                  4  the operator or a gate stopped it
 ├── Interrupted            130  Ctrl-C
 └── LinkError                3  no conversation with a node; ``final``: a retry can't mend it
@@ -64,6 +66,18 @@ class RequestRefused(GlowplugError):
     """The agent understood a request and said no; ``code`` is a stable word."""
 
     def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class UploadFailed(GlowplugError):
+    """A file did not get onto a host; nothing there has changed."""
+
+
+class DeployFailed(GlowplugError):
+    """A host is not as it must be, or keeps the agent that it has; ``code`` is the host's word for why, or empty."""
+
+    def __init__(self, text: str, code: str = "") -> None:
         super().__init__(text)
         self.code = code
 

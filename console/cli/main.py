@@ -17,6 +17,7 @@ from console.locations import locations
 
 VERBS = {
     "demo": "console.cli.demo",
+    "deploy": "console.cli.deploy",
     "warm": "console.cli.warm",
     "cancel": "console.cli.cancel",
     "release": "console.cli.release",
@@ -35,6 +36,7 @@ VERBS = {
 
 HELP = {
     "demo": "Try it: three nodes on this machine, behind a real SSH server.",
+    "deploy": "Bring the agent to nodes, or upgrade it there.",
     "warm": "Warm a recipe on nodes.",
     "cancel": "End a run.",
     "release": "Let go of warm models.",

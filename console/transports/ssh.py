@@ -73,12 +73,7 @@ async def open_ssh(
     ``say`` is told once what of ssh's configuration is not followed. Raises: LinkError.
     """
     command = agent_command.build(node, token)
-    chain = await resolve(node, gate)
-    for target in chain:
-        _, unusable = ssh_algorithms.usable(target)
-        for note in (*target.notes, *unusable):
-            _tell(target.label, note, gate, say)
-    connection, release = await _connect_through(chain, gate, prompts)
+    connection, release = await open_connection(node, gate, prompts, say)
     try:
         process = await bounded(
             connection.create_process(command, encoding=None, request_pty=False), node.connect_timeout_s
@@ -93,6 +88,21 @@ async def open_ssh(
         await release()
         raise
     return SshStream(connection, process, release)
+
+
+async def open_connection(
+    node: Node, gate: Gate, prompts: Prompts | None = None, say: Callable[[str], None] | None = None
+) -> tuple[Connection, Release]:
+    """Return a connection to the node, logged in, and what lets go of the way to it once it is over.
+
+    ``say`` is told once what of ssh's configuration is not followed. Raises: LinkError.
+    """
+    chain = await resolve(node, gate)
+    for target in chain:
+        _, unusable = ssh_algorithms.usable(target)
+        for note in (*target.notes, *unusable):
+            _tell(target.label, note, gate, say)
+    return await _connect_through(chain, gate, prompts)
 
 
 def _tell(label: str, note: str, gate: Gate, say: Callable[[str], None] | None) -> None:
