@@ -8,6 +8,8 @@ GlowplugError                1
 ├── HistoryError             2  the history can't be opened or written
 ├── RunFailed                1  a run ended in anything but ``ready``
 ├── RequestRefused           1  the agent understood and said no; ``code`` is stable
+├── HookFailed               1  a hook that comes with Glowplug did not reach what it is for
+│   └── HookRetry           75  and another try may: a rollout runs the hook again
 ├── Aborted                  4  the operator or a gate stopped it
 ├── Interrupted            130  Ctrl-C
 └── LinkError                3  no conversation with a node; ``final``: a retry can't mend it
@@ -66,6 +68,16 @@ class RequestRefused(GlowplugError):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+class HookFailed(GlowplugError):
+    """A hook that comes with Glowplug did not reach what it is for."""
+
+
+class HookRetry(HookFailed):
+    """Another try may reach it; by this exit code a rollout runs the hook again."""
+
+    exit_code = 75
 
 
 class Aborted(GlowplugError):

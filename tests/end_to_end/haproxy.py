@@ -1,0 +1,152 @@
+"""A real HAProxy in front of servers on this machine: health checks, an admin socket, and a client that counts."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from console.errors import HookRetry
+from console.hooks.haproxy.admin_socket import AdminSocket
+from console.hooks.haproxy.protocol import Server, look_command, parse_look
+from tests.console.sshd import free_port, until
+from tests.needs import need
+
+BACKEND = "models"
+
+_CONFIG = """\
+global
+  stats socket {admin} mode 600 level {level}
+  hard-stop-after 10s
+  {global_lines}
+defaults
+  mode http
+  option http-server-close
+  timeout connect 1s
+  timeout client 30s
+  timeout server 30s
+  {defaults_lines}
+frontend all
+  bind 127.0.0.1:{port}
+  default_backend {backend}
+backend {backend}
+  balance roundrobin
+  option httpchk GET {check_path}
+  default-server inter 50ms fall 2 rise 1 {default_server}
+{servers}
+"""
+
+
+class HAProxy:
+    """One load balancer whose backend is called `BACKEND`; ``servers`` maps each name to its port on this machine.
+
+    ``options``: more words behind ``server NAME ADDRESS``. The answer of a server to ``check_path`` is its health;
+    the body of its answer to anything else is counted as its name.
+    """
+
+    def __init__(
+        self,
+        servers: Mapping[str, int],
+        *,
+        options: str = "check weight 100",
+        check_path: str = "/health",
+        level: str = "admin",
+        global_lines: str = "",
+        defaults_lines: str = "",
+        default_server: str = "",
+    ) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="haproxy-"))  # a socket's path has at most 107 bytes
+        self.admin, self.port = self.directory / "admin.sock", free_port()
+        self._log, self._config = self.directory / "haproxy.log", self.directory / "haproxy.cfg"
+        lines = (f"  server {name} 127.0.0.1:{port} {options}" for name, port in servers.items())
+        self._config.write_text(
+            _CONFIG.format(
+                admin=self.admin,
+                level=level,
+                port=self.port,
+                backend=BACKEND,
+                check_path=check_path,
+                servers="\n".join(lines),
+                global_lines=global_lines,
+                defaults_lines=defaults_lines,
+                default_server=default_server,
+            )
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> HAProxy:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> HAProxy:
+        """Return once it takes requests and its servers have had their first checks."""
+        argv = [need("haproxy", "haproxy"), "-W", "-db", "-f", str(self._config)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        until(self._is_up, f"HAProxy takes requests: {self.log()}")
+        return self
+
+    def stop(self) -> None:
+        """End it with all of its processes, and remove its folder."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)  # the master ends its workers at once, and waits for them
+            self._process.wait(20)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def reload(self) -> None:
+        """Have a new process take over, as ``systemctl reload haproxy`` does; without a state file it knows nothing."""
+        assert self._process is not None
+        before = self.pid()
+        self._process.send_signal(signal.SIGUSR2)
+        until(lambda: self._is_up() and self.pid() != before, f"HAProxy is reloaded: {self.log()}")
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def ask(self, command: str) -> str:
+        """Return HAProxy's whole answer to one command of its runtime API."""
+        return AdminSocket(str(self.admin)).ask(command).decode()
+
+    def pid(self) -> int:
+        """Return the process that answers on the admin socket."""
+        return int(dict(line.split(": ", 1) for line in self.ask("show info").splitlines() if ": " in line)["Pid"])
+
+    def server(self, name: str) -> Server:
+        """Return what HAProxy says of a server."""
+        reply = self.ask(look_command(f"{BACKEND}/{name}"))
+        return parse_look(reply.encode(), f"{BACKEND}/{name}")
+
+    def count(self, requests: int, path: str = "/") -> Counter[str]:
+        """Return how many of so many requests, one after the other, each server answered; ``502`` where none did."""
+        return Counter(self.get(path) for _ in range(requests))
+
+    def get(self, path: str = "/") -> str:
+        """Return the body of one answer, or the status of one that is an error."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            with error:
+                return str(error.code)
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log()
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+            return "\nPid: " in self.ask("show info")
+        except (OSError, HookRetry):
+            return False
