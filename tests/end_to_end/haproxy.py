@@ -15,15 +15,18 @@ from pathlib import Path
 
 from console.errors import HookRetry
 from console.hooks.haproxy.admin_socket import AdminSocket
-from console.hooks.haproxy.protocol import Server, look_command, parse_look
+from console.hooks.haproxy.places import Place
+from console.hooks.haproxy.protocol import Server
 from tests.console.sshd import free_port, until
 from tests.needs import need
 
 BACKEND = "models"
 
+# A frontend may be called like its backend, and `show stat NAME` then knows the frontend alone.
 _CONFIG = """\
 global
   stats socket {admin} mode 600 level {level}
+  stats socket 127.0.0.1:{admin_port} level {level}
   hard-stop-after 10s
   {global_lines}
 defaults
@@ -33,13 +36,13 @@ defaults
   timeout client 30s
   timeout server 30s
   {defaults_lines}
-frontend all
+frontend {backend}
   bind 127.0.0.1:{port}
   default_backend {backend}
 backend {backend}
-  balance roundrobin
+  balance {algorithm}
   option httpchk GET {check_path}
-  default-server inter 50ms fall 2 rise 1 {default_server}
+  default-server inter 50ms fall 2 rise 1
 {servers}
 """
 
@@ -58,17 +61,20 @@ class HAProxy:
         options: str = "check weight 100",
         check_path: str = "/health",
         level: str = "admin",
+        algorithm: str = "roundrobin",
         global_lines: str = "",
         defaults_lines: str = "",
-        default_server: str = "",
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="haproxy-"))  # a socket's path has at most 107 bytes
-        self.admin, self.port = self.directory / "admin.sock", free_port()
+        self.admin, self.admin_port = self.directory / "admin.sock", free_port()
+        self.port = free_port()
+        self._master = self.directory / "master.sock"
         self._log, self._config = self.directory / "haproxy.log", self.directory / "haproxy.cfg"
         lines = (f"  server {name} 127.0.0.1:{port} {options}" for name, port in servers.items())
         self._config.write_text(
             _CONFIG.format(
                 admin=self.admin,
+                admin_port=self.admin_port,
                 level=level,
                 port=self.port,
                 backend=BACKEND,
@@ -76,7 +82,7 @@ class HAProxy:
                 servers="\n".join(lines),
                 global_lines=global_lines,
                 defaults_lines=defaults_lines,
-                default_server=default_server,
+                algorithm=algorithm,
             )
         )
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,10 +99,10 @@ class HAProxy:
 
     def start(self) -> HAProxy:
         """Return once it takes requests and its servers have had their first checks."""
-        argv = [need("haproxy", "haproxy"), "-W", "-db", "-f", str(self._config)]
+        argv = [need("haproxy", "haproxy"), "-W", "-db", "-S", str(self._master), "-f", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        until(self._is_up, f"HAProxy takes requests: {self.log()}")
+        until(self._is_up, "HAProxy takes requests")
         return self
 
     def stop(self) -> None:
@@ -111,7 +117,7 @@ class HAProxy:
         assert self._process is not None
         before = self.pid()
         self._process.send_signal(signal.SIGUSR2)
-        until(lambda: self._is_up() and self.pid() != before, f"HAProxy is reloaded: {self.log()}")
+        until(lambda: self._is_up() and self.pid() != before, "HAProxy is reloaded")
 
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -126,8 +132,7 @@ class HAProxy:
 
     def server(self, name: str) -> Server:
         """Return what HAProxy says of a server."""
-        reply = self.ask(look_command(f"{BACKEND}/{name}"))
-        return parse_look(reply.encode(), f"{BACKEND}/{name}")
+        return Place(AdminSocket(str(self.admin)), f"{BACKEND}/{name}").look()
 
     def count(self, requests: int, path: str = "/") -> Counter[str]:
         """Return how many of so many requests, one after the other, each server answered; ``502`` where none did."""
@@ -147,6 +152,9 @@ class HAProxy:
         assert self._process.poll() is None, self.log()
         try:
             socket.create_connection(("127.0.0.1", self.port), 1).close()
-            return "\nPid: " in self.ask("show info")
+            # The master has signals ignored until it answers: a reload would be lost.
+            return b"worker" in AdminSocket(str(self._master)).ask("show proc;quit") and "\nPid: " in self.ask(
+                "show info"
+            )
         except (OSError, HookRetry):
             return False

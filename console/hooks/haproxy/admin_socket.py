@@ -37,8 +37,8 @@ class AdminSocket:
                 return self._receive(connection, deadline_s)
         except TimeoutError:
             raise HookRetry(f"no whole answer to `{command}` within {self._answer_s:g} s") from None
-        except OSError as error:
-            raise HookRetry(str(error.strerror or error)) from error
+        except (OSError, UnicodeError) as error:  # no host name is a UnicodeError
+            raise HookRetry(getattr(error, "strerror", None) or str(error)) from error
 
     def _connect(self) -> socket.socket:
         if isinstance(self._target, tuple):

@@ -55,7 +55,9 @@ class Memory:
     def __init__(self, state_directory: Path, rollout: str, node: str) -> None:
         self._empty = Record(rollout, node)
         self._folder = state_directory / "hooks" / "haproxy" / node
-        self.file = self._folder / f"{hashlib.sha256(rollout.encode()).hexdigest()[:32]}.json"
+        self.file = (
+            self._folder / f"{hashlib.sha256(rollout.encode('utf-8', 'backslashreplace')).hexdigest()[:32]}.json"
+        )
 
     def recall(self) -> Record:
         """Return what is remembered; a record without servers if nothing is."""

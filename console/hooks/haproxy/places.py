@@ -13,8 +13,10 @@ from console.hooks.haproxy.protocol import (
     State,
     change_command,
     check_changed,
+    find_command,
     kill_command,
     look_command,
+    parse_find,
     parse_look,
 )
 
@@ -38,7 +40,8 @@ class Place:
     def look(self) -> Server:
         """Raises: HookRetry where HAProxy can't be asked now; HookFailed where it refuses."""
         try:
-            return parse_look(self.socket.ask(look_command(self.server)), self.server)
+            numbers = parse_find(self.socket.ask(find_command(self.server)), self.server)
+            return parse_look(self.socket.ask(look_command(self.server, numbers)), self.server)
         except HookFailed as error:
             raise type(error)(f"{self}: {error}") from error
 

@@ -1,8 +1,8 @@
 """What is said to HAProxy's runtime API and what it answers. Pure: text in, frozen objects out.
 
 A command is one line and the answer ends with the connection. A ``set`` that was carried out is answered by an empty
-line and nothing else; an answer cut short is none. What a server is, comes from one question with four parts, so that
-all of it is of one process. Formats: HAProxy's management guide, 9.1 (CSV) and 9.3 (``show servers state``).
+line and nothing else; an answer cut short is none. What a server is, comes from one question with several parts, so
+that all of it is of one process. Formats: HAProxy's management guide, 9.1 (CSV) and 9.3 (``show servers state``).
 """
 
 from __future__ import annotations
@@ -88,10 +88,18 @@ def parse_weight(text: str) -> Weight | None:
     return weight if 1 <= weight.number <= (100 if weight.is_relative else WEIGHT_MOST) else None
 
 
-def look_command(server: str) -> str:
-    """Ask for a server, and for the process that answers and what it lets us do."""
-    backend = server.partition("/")[0]
-    return f"show cli level;show info;show servers state {backend};show stat {backend} 4 -1"
+def find_command(server: str) -> str:
+    """Ask what the socket lets us do, and for the numbers of a server."""
+    return f"show cli level;show servers state {_backend(server)}"
+
+
+def look_command(server: str, numbers: tuple[int, int]) -> str:
+    """Ask for the process that answers, and for a server.
+
+    By ``numbers``, since ``show stat`` takes the name of a backend for that of a frontend called the same.
+    """
+    proxy, number = numbers
+    return f"show info;show servers state {_backend(server)};show stat {proxy} 4 {number}"
 
 
 def change_command(server: str, change: State | int) -> str:
@@ -109,7 +117,7 @@ def kill_command(server: str) -> str:
 def check_whole(reply: bytes) -> None:
     """Raises: HookRetry unless HAProxy said all that it had to say: its answers end with a line break."""
     if not reply.endswith(b"\n"):
-        raise HookRetry(f"the answer ends in the middle, after {len(reply)} bytes: HAProxy ended or was reloaded")
+        raise _cut(reply)
 
 
 def check_changed(reply: bytes, command: str) -> None:
@@ -119,33 +127,35 @@ def check_changed(reply: bytes, command: str) -> None:
         raise HookFailed(f"HAProxy refuses `{command}`: {_words(reply)}")
 
 
-def parse_look(reply: bytes, server: str) -> Server:
-    """Return what `look_command` was answered.
+def parse_find(reply: bytes, server: str) -> tuple[int, int]:
+    """Return the numbers of a server's proxy and of the server, from what `find_command` was answered.
 
     Raises: HookFailed where HAProxy refuses, has no such backend or server, or lets us change nothing; HookRetry where
     the answer is cut short.
     """
     check_whole(reply)
-    parts = reply.decode("utf-8", "replace").split("\n\n", 3)
-    level = parts[0].strip()
-    if level not in ("admin", "operator", "user"):
+    level, _, state = reply.decode("utf-8", "replace").partition("\n\n")
+    if level.strip() not in ("admin", "operator", "user"):
         raise HookFailed(f"HAProxy answers `show cli level` with: {_words(reply)}")
-    if level != "admin":
+    if level.strip() != "admin":
         raise HookFailed(
             f"this socket has the level {level}: `stats socket … level admin` is needed to change a server"
         )
-    if len(parts) > 2 and not parts[2].startswith("1\n"):
-        raise HookFailed(f"HAProxy says: {_words(parts[2])}")
-    if len(parts) < 4 or not parts[3].endswith("\n\n"):
-        raise HookRetry(f"the answer ends in the middle, after {len(reply)} bytes: HAProxy ended or was reloaded")
-    _, info, state, stat = parts
+    if not state.endswith("\n\n"):
+        raise _cut(reply)
+    row = _state_row(state, server)
+    return _number(row, "be_id"), _number(row, "srv_id")
+
+
+def parse_look(reply: bytes, server: str) -> Server:
+    """Return what `look_command` was answered. Raises: as `parse_find`."""
+    check_whole(reply)
+    parts = reply.decode("utf-8", "replace").split("\n\n", 2)
+    if len(parts) < 3 or not parts[2].endswith("\n\n"):
+        raise _cut(reply)
+    info, state, stat = parts
     row = {**_state_row(state, server), **_stat_row(stat, server)}
-    try:
-        return _server(_number(_fields(info), "Pid"), row)
-    except KeyError as error:
-        raise HookFailed(f"HAProxy says nothing of {error.args[0]}: is this its admin socket?") from None
-    except ValueError as error:
-        raise HookFailed(f"HAProxy answers what can't be read: {clean(str(error), 200)}") from None
+    return _server(_number(_fields(info), "Pid"), row)
 
 
 def grown(errors: int, before: int) -> int:
@@ -162,11 +172,11 @@ def _server(pid: int, row: Mapping[str, str]) -> Server:
         state=State.MAINT if admin & _MAINT else State.DRAIN if admin & _DRAIN else State.READY,
         weight=_number(row, "srv_uweight"),
         configured_weight=_number(row, "srv_iweight"),
-        status=clean(row["status"], 80),
+        status=clean(row.get("status", ""), 80),
         sessions=_number(row, "scur"),
         queued=_number(row, "qcur"),
         errors=sum(_number(row, name) for name in _ERRORS),
-        is_checked=has_check or has_agent or bool(row["tracked"]),
+        is_checked=has_check or has_agent or bool(row.get("tracked")),
         has_agent=has_agent,
     )
 
@@ -178,7 +188,10 @@ def _fields(info: str) -> dict[str, str]:
 
 def _state_row(text: str, server: str) -> dict[str, str]:
     """Return the server's line of ``show servers state``, format 1, by the names in its header."""
-    _, header, *lines = text.split("\n")
+    version, _, table = text.partition("\n")
+    if version != "1":
+        raise HookFailed(f"HAProxy says: {_words(text)}")
+    header, *lines = table.split("\n")
     names = header[2:].split()
     for line in lines:
         row = dict(zip(names, line.split(), strict=False))
@@ -197,7 +210,20 @@ def _stat_row(text: str, server: str) -> dict[str, str]:
 
 def _number(row: Mapping[str, str], name: str) -> int:
     """Return a figure; HAProxy leaves empty what does not apply, such as 5xx answers in TCP mode."""
-    return int(row[name] or 0)
+    try:
+        return int(row[name] or 0)
+    except KeyError:
+        raise HookFailed(f"HAProxy says nothing of {name}: is this its admin socket?") from None
+    except ValueError:
+        raise HookFailed(f"HAProxy says {clean(row[name], 80)!r} for {name}, which is no number") from None
+
+
+def _backend(server: str) -> str:
+    return server.partition("/")[0]
+
+
+def _cut(reply: bytes) -> HookRetry:
+    return HookRetry(f"the answer ends in the middle, after {len(reply)} bytes: HAProxy ended or was reloaded")
 
 
 def _words(text: str | bytes) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from console.errors import HookFailed
 from console.hooks.haproxy.memory import Memory
-from console.hooks.haproxy.places import Place, Seen, Tell, look_at, remember, watch
+from console.hooks.haproxy.places import Place, Seen, Tell, look_at, remember, watch, whose
 from console.hooks.haproxy.protocol import Server, State, Weight, grown
 
 UNCHECKED = "no check"
@@ -88,7 +88,7 @@ def _hold(places: Sequence[Place], before: Seen, steps: Steps, weight: Weight) -
         for place, server in seen.items():
             expected = weight.of(before[place].configured_weight)
             if server.weight != expected:
-                raise HookFailed(f"{place}: has weight {server.weight}, no longer {expected}")
+                raise HookFailed(f"{place}: has weight {server.weight}, no longer {expected}{whose(server)}")
             if not (server.status.startswith("UP") or _is_up(server, steps)):
                 raise HookFailed(f"{place}: went {server.status} at weight {weight}")
             _check_errors(place, server, before, steps)

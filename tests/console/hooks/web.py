@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -55,3 +56,39 @@ class Web:
                 pass
 
         return Handler
+
+
+class Answering:
+    """Says the same to everybody who connects, and closes; None: says nothing and keeps the connection."""
+
+    def __init__(self, answer: bytes | None) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._answer = answer
+        self._kept: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close everything."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for connection in (self._listener, *self._kept):
+            connection.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # shut down
+                return
+            if self._answer is None:
+                self._kept.append(connection)
+                continue
+            with connection:
+                try:
+                    connection.sendall(self._answer)
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.recv(4096)  # what is closed with a question unread is reset, the answer lost
+                except OSError:  # who asked did not wait
+                    pass
