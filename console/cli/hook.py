@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import math
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from console.cli.common import Context, emit, ended_by_signals, json_option, say
-from console.config_nodes import NAME, NAME_RULE
-from console.errors import UsageError
-from console.hooks.haproxy.admin_socket import AdminSocket
+from console.cli.common import Context, ended_by_signals, json_option, say
+from console.cli.hook_task import make_task, places_of
 from console.hooks.haproxy.drain import drain as drain_servers
-from console.hooks.haproxy.memory import Memory
-from console.hooks.haproxy.places import Place, Seen, look_at
-from console.hooks.haproxy.protocol import State, Weight, change_command, is_server_name, kill_command, parse_weight
+from console.hooks.haproxy.places import look_at
+from console.hooks.haproxy.protocol import State, Weight, change_command, kill_command, parse_weight
 from console.hooks.haproxy.restore import changes, remembered
 from console.hooks.haproxy.restore import restore as restore_servers
 from console.hooks.haproxy.shift import Steps, check_possible
 from console.hooks.haproxy.shift import shift as shift_servers
 from console.rollout.settings import LONGEST_S
-
-_NO = ("", "0", "false", "no")
 
 
 @click.group("hook")
@@ -43,49 +37,6 @@ def haproxy() -> None:
     """
 
 
-@dataclass(frozen=True)
-class Task:
-    """What one call is about. ``name``: its word."""
-
-    name: str
-    node: str
-    is_dry: bool
-    as_json: bool
-    memory: Memory
-
-    def finish(self, seen: Seen, would: Iterable[str] = ()) -> int:
-        """Print what servers are now, or what would be said to them."""
-        commands = tuple(would)
-        if self.as_json:
-            emit(
-                {
-                    "hook": f"haproxy {self.name}",
-                    "node": self.node,
-                    "dry_run": self.is_dry,
-                    "servers": [_document(place, seen[place]) for place in seen],
-                    "commands": list(commands),
-                }
-            )
-            return 0
-        for place, server in seen.items():
-            click.echo(f"{place}: {server}")
-        for line in commands:
-            click.echo(f"would say: {line}")
-        return 0
-
-
-def _document(place: Place, server: Any) -> Mapping[str, object]:
-    return {
-        "socket": place.socket.address,
-        "server": place.server,
-        "state": server.state.value,
-        "weight": server.weight,
-        "status": server.status,
-        "sessions": server.sessions,
-        "queued": server.queued,
-    }
-
-
 def _decorated(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         for option in reversed(options):
@@ -98,6 +49,12 @@ def _decorated(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 class _Seconds(click.FloatRange):
     def __init__(self) -> None:
         super().__init__(min=0, max=LONGEST_S)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # which is within every range
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
 
 
 def _weights(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Weight, ...]:
@@ -170,8 +127,8 @@ def drain(
 
     Exit codes: 0 drained, 1 HAProxy refuses, 75 sessions are left, or HAProxy can't be asked now.
     """
-    task = _task(context, "drain", **subject)
-    places, out = _places(task, sockets, servers), _out(maint)
+    task = make_task(context, "drain", **subject)
+    places, out = places_of(task, sockets, servers), _out(maint)
     if task.is_dry:
         seen = look_at(places)
         would = [f"{place}: {change_command(place.server, out)}" for place in places]
@@ -229,7 +186,7 @@ def restore(context: Context, /, **subject: Any) -> int:
 
     Exit codes: 0 as before, 1 HAProxy refuses, 75 HAProxy can't be asked now.
     """
-    task = _task(context, "restore", **subject)
+    task = make_task(context, "restore", **subject)
     found = remembered(task.memory)
     if not found:
         say(f"nothing is remembered of {task.node} in this rollout: all stays as it is")
@@ -256,8 +213,8 @@ def _give_traffic(
     maint: bool,
     **subject: Any,
 ) -> int:
-    task = _task(context, name, **subject)
-    places = _places(task, sockets, servers)
+    task = make_task(context, name, **subject)
+    places = places_of(task, sockets, servers)
     steps = Steps(weights, step_s, timeout_s, max_errors, not allow_unchecked)
     if not task.is_dry:
         with ended_by_signals():
@@ -271,29 +228,6 @@ def _give_traffic(
             to = change.of(server.configured_weight) if isinstance(change, Weight) else change
             lines.append(f"{place}: {change_command(place.server, to)}")
     return task.finish(seen, lines)
-
-
-def _task(context: Context, name: str, *, node: str | None, rollout: str | None, dry_run: bool, as_json: bool) -> Task:
-    """Raises: UsageError where nobody says which node and rollout it is about."""
-    node = node or context.environ.get("GLOWPLUG_ROLLOUT_NODE")
-    rollout = rollout or context.environ.get("GLOWPLUG_ROLLOUT_ID")
-    if not node or not NAME.fullmatch(node):
-        raise UsageError(f"--node (or GLOWPLUG_ROLLOUT_NODE): {(node or '')[:80]!r}: a node's name {NAME_RULE}")
-    if not rollout:
-        raise UsageError("--rollout (or GLOWPLUG_ROLLOUT_ID) is needed: what servers were is remembered by it")
-    is_dry = dry_run or context.environ.get("GLOWPLUG_ROLLOUT_DRY_RUN", "").lower() not in _NO
-    return Task(name, node, is_dry, as_json, Memory(context.locations.state_directory, rollout, node))
-
-
-def _places(task: Task, sockets: tuple[str, ...], servers: tuple[str, ...]) -> list[Place]:
-    """Return every server at every socket, each once. Raises: UsageError."""
-    names = [server.replace("{node}", task.node) for server in servers]
-    for name in names:
-        if not is_server_name(name):
-            raise UsageError(f"--server: {name[:80]!r} is not BACKEND/SERVER")
-    addresses = [str(Path(one).expanduser().absolute()) if "/" in one else one for one in sockets]
-    admins = [AdminSocket(address) for address in dict.fromkeys(addresses)]
-    return [Place(admin, name) for admin in admins for name in dict.fromkeys(names)]
 
 
 def _out(maint: bool) -> State:

@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from console.errors import HookRetry
@@ -21,6 +22,7 @@ from tests.console.sshd import free_port, until
 from tests.needs import need
 
 BACKEND = "models"
+PACE_S = 0.005
 
 # A frontend may be called like its backend, and `show stat NAME` then knows the frontend alone.
 _CONFIG = """\
@@ -45,6 +47,34 @@ backend {backend}
   default-server inter 50ms fall 2 rise 1
 {servers}
 """
+
+
+class Answers:
+    """Counts, beside a test, who answers one request after the other."""
+
+    def __init__(self, ask: Callable[[], str]) -> None:
+        self._ask, self._counts = ask, Counter[str]()
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._go_on)
+
+    def __enter__(self) -> Answers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def counts(self) -> Counter[str]:
+        """Return how often each has answered so far; a request that failed counts for its error."""
+        with self._lock:
+            return self._counts.copy()
+
+    def _go_on(self) -> None:
+        while not self._over.wait(PACE_S):
+            answer = self._ask()
+            with self._lock:
+                self._counts[answer] += 1
 
 
 class HAProxy:
@@ -102,7 +132,7 @@ class HAProxy:
         argv = [need("haproxy", "haproxy"), "-W", "-db", "-S", str(self._master), "-f", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        until(self._is_up, "HAProxy takes requests")
+        until(lambda: self._answering() is not None, "HAProxy takes requests")
         return self
 
     def stop(self) -> None:
@@ -115,9 +145,9 @@ class HAProxy:
     def reload(self) -> None:
         """Have a new process take over, as ``systemctl reload haproxy`` does; without a state file it knows nothing."""
         assert self._process is not None
-        before = self.pid()
+        before = self._answering()
         self._process.send_signal(signal.SIGUSR2)
-        until(lambda: self._is_up() and self.pid() != before, "HAProxy is reloaded")
+        until(lambda: self._answering() not in (None, before), "HAProxy is reloaded")
 
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -125,10 +155,6 @@ class HAProxy:
     def ask(self, command: str) -> str:
         """Return HAProxy's whole answer to one command of its runtime API."""
         return AdminSocket(str(self.admin)).ask(command).decode()
-
-    def pid(self) -> int:
-        """Return the process that answers on the admin socket."""
-        return int(dict(line.split(": ", 1) for line in self.ask("show info").splitlines() if ": " in line)["Pid"])
 
     def server(self, name: str) -> Server:
         """Return what HAProxy says of a server."""
@@ -138,23 +164,31 @@ class HAProxy:
         """Return how many of so many requests, one after the other, each server answered; ``502`` where none did."""
         return Counter(self.get(path) for _ in range(requests))
 
+    def traffic(self, path: str = "/") -> Answers:
+        """Return what sends requests until it is left, `PACE_S` apart, and counts who answers."""
+        return Answers(lambda: self.get(path))
+
     def get(self, path: str = "/") -> str:
-        """Return the body of one answer, or the status of one that is an error."""
+        """Return the body of one answer, the status of one that is an error, or what kept it from coming."""
         try:
             with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             with error:
                 return str(error.code)
+        except OSError as error:
+            return type(error).__name__
 
-    def _is_up(self) -> bool:
+    def _answering(self) -> int | None:
+        """Return the process that takes requests and answers on the admin socket; None while there is none."""
         assert self._process is not None
         assert self._process.poll() is None, self.log()
         try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
             # The master has signals ignored until it answers: a reload would be lost.
-            return b"worker" in AdminSocket(str(self._master)).ask("show proc;quit") and "\nPid: " in self.ask(
-                "show info"
-            )
+            if b"worker" not in AdminSocket(str(self._master)).ask("show proc;quit"):
+                return None
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+            lines = self.ask("show info").splitlines()
         except (OSError, HookRetry):
-            return False
+            return None
+        return next((int(line[5:]) for line in lines if line.startswith("Pid: ")), None)

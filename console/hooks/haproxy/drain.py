@@ -24,23 +24,27 @@ def drain(places: Sequence[Place], memory: Memory, out: State, timeout_s: float,
     remember(before, memory, tell)
     for place in places:
         place.change(out)
-    seen = _wait(places, before, out, timeout_s)
+    seen = _wait(places, before, out, timeout_s, tell)
     if is_forced and (left := _busy(seen)):
         tell(f"after {timeout_s:g} s: {_text(left)}; they are ended")
         for place in left:
             place.end_sessions()
-        seen = _wait(places, before, out, FORCED_S)
+        seen = _wait(places, before, out, FORCED_S, tell)
     left = _busy(seen)
     if left:
         raise HookRetry(f"after {timeout_s:g} s not drained: {_text(left)}")
     return seen
 
 
-def _wait(places: Sequence[Place], before: Seen, out: State, timeout_s: float) -> Seen:
-    seen = before
+def _wait(places: Sequence[Place], before: Seen, out: State, timeout_s: float, tell: Tell) -> Seen:
+    seen, is_told = before, False
     for seen in watch(places, before, out, timeout_s):
-        if not _busy(seen):
+        busy = _busy(seen)
+        if not busy:
             break
+        if not is_told:
+            tell(f"waits at most {timeout_s:g} s: {_text(busy)}")
+            is_told = True
     return seen
 
 

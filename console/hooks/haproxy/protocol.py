@@ -19,7 +19,7 @@ from console.format import counted
 
 WEIGHT_MOST = 256
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+/[A-Za-z0-9_.:-]+")
-_WEIGHT = re.compile(r"(\d{1,3})(%?)")
+_WEIGHT = re.compile(r"([0-9]{1,3})(%?)")
 _MAINT, _DRAIN = 0x01, 0x08  # forced by an administrator; what is inherited or resolved has other bits
 _CHECK_ENABLED = 0x04
 _ERRORS = ("econ", "eresp", "hrsp_5xx")

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from console.cli import run
+from console.cli import hook, run
+from console.cli.common import say
 from console.errors import HookRetry
 from console.hooks.haproxy.admin_socket import AdminSocket
 from console.hooks.haproxy.protocol import State
 from tests.console.hooks.web import Answering, Web
 from tests.console.sshd import until
 from tests.end_to_end.haproxy import HAProxy
+from tests.needs import need
 
 REPOSITORY = Path(__file__).parents[3]
 SERVER = ("--server", "models/{node}")
@@ -34,6 +36,8 @@ class Site:
         self.webs = {name: Web(name) for name in ("gpu-1", "gpu-2")}
         for web in self.webs.values():
             stack.callback(web.stop)
+        monkeypatch.setattr(hook, "say", self._say)
+        self._after_step: Callable[[], object] | None = None
         self.rollout("r1")
         monkeypatch.setenv("GLOWPLUG_ROLLOUT_NODE", "gpu-1")
 
@@ -62,6 +66,16 @@ class Site:
         self._stack.callback(self.webs["gpu-1"].release)
         until(lambda: balancer.server("gpu-1").sessions == 1, "the request is at gpu-1")
         balancer.ask("set server models/gpu-2 state ready")
+
+    def after_first_step(self, action: Callable[[], object]) -> None:
+        """Do something once a hook has held its first step, before it takes the next."""
+        self._after_step = action
+
+    def _say(self, text: str) -> None:
+        say(text)
+        if text.startswith("weight") and self._after_step is not None:
+            self._after_step()
+            self._after_step = None
 
     def when(self, condition: Callable[[], bool], action: Callable[[], object]) -> None:
         """Do something beside a hook as soon as ``condition`` holds."""
@@ -135,11 +149,16 @@ def test_a_server_that_goes_down_at_a_step_is_out_of_traffic_again(site: Site) -
     """Exit 1 with HAProxy's word for it, and the state that it was in before."""
     balancer = site.balancer()
     site.hook("drain", at=(balancer,))
-    site.when(lambda: balancer.server("gpu-1").state is State.READY, site.webs["gpu-1"].stop)
-    code, said = site.hook("shift", "--weights", "10%,100%", "--step-s", "20", at=(balancer,))
+
+    def go_down() -> None:
+        site.webs["gpu-1"].is_healthy = False
+        until(lambda: balancer.server("gpu-1").status == "DOWN", "its checks fail")
+
+    site.after_first_step(go_down)
+    code, said = site.hook("shift", "--weights", "10%,100%", "--step-s", "0", at=(balancer,))
 
     assert code == 1
-    assert f"models/gpu-1 at {balancer.admin}: went DOWN at weight 10%; back to drain\n" in said
+    assert f"models/gpu-1 at {balancer.admin}: went DOWN at weight 100%; back to drain\n" in said
     assert balancer.server("gpu-1").state is State.DRAIN
 
 
@@ -147,8 +166,8 @@ def test_errors_beyond_what_may_be_end_a_shift(site: Site) -> None:
     """Two answers of 500 are two errors, where one may be."""
     balancer = site.balancer(names=("gpu-1",))
     site.hook("drain", at=(balancer,))
-    site.when(lambda: balancer.server("gpu-1").state is State.READY, lambda: balancer.count(2, "/fail"))
-    code, said = site.hook("shift", "--max-errors", "1", "--step-s", "20", at=(balancer,))
+    site.after_first_step(lambda: balancer.count(2, "/fail"))
+    code, said = site.hook("shift", "--weights", "10%,100%", "--max-errors", "1", "--step-s", "0", at=(balancer,))
 
     assert code == 1
     assert "2 failed connections, broken answers and 5xx since it got traffic, at most 1 may; back to drain\n" in said
@@ -175,7 +194,8 @@ def test_a_dead_server_is_not_taken_for_up_as_it_leaves_maintenance(site: Site) 
     code, said = site.hook("ready", "--maint", "--timeout-s", "0.5", at=(balancer,))
 
     assert code == 1
-    assert "is DOWN; back to maint\n" in said
+    assert "after 0.5 s not UP: models/gpu-1" in said
+    assert said.endswith("back to maint\n")
 
 
 def test_a_server_without_a_check_is_taken_only_on_demand(site: Site) -> None:
@@ -491,3 +511,49 @@ def test_a_socket_that_is_not_there_is_said(site: Site, tmp_path: Path) -> None:
 
     assert code == 75
     assert said == f"glowplug: models/gpu-1 at {tmp_path / 'none.sock'}: No such file or directory\n"
+
+
+def test_no_request_is_lost_while_a_node_is_taken_out_and_given_back(site: Site) -> None:
+    """From the drain to the last step every request is answered, and none of those while it was out by the node."""
+    balancer = site.balancer()
+    with balancer.traffic() as answers:
+        until(lambda: len(answers.counts()) == 2, "both answer")
+        assert site.hook("drain", at=(balancer,))[0] == 0
+        drained = answers.counts()
+        until(lambda: answers.counts()["gpu-2"] > drained["gpu-2"], "the last answer before it is counted")
+        before = answers.counts()
+        until(lambda: answers.counts()["gpu-2"] > before["gpu-2"] + 10, "the other goes on")
+        assert answers.counts()["gpu-1"] == before["gpu-1"]
+        assert site.hook("shift", "--weights", "50%,100%", "--step-s", "0", at=(balancer,))[0] == 0
+        until(lambda: answers.counts()["gpu-1"] > before["gpu-1"] + 10, "the node answers again")
+
+    assert set(answers.counts()) == {"gpu-1", "gpu-2"}
+
+
+def test_the_documented_configuration_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy takes docs/haproxy.md's excerpt, and ``glowplug config check`` its rollout."""
+    page = (REPOSITORY / "docs" / "haproxy.md").read_text(encoding="utf-8")
+    _, haproxy, _, toml, *_ = page.split("```")
+    config, fleet = tmp_path / "haproxy.cfg", tmp_path / "fleet.toml"
+    config.write_text(haproxy)
+    nodes = "".join(f"[nodes.gpu-{number}]\n" for number in (1, 2, 3))
+    fleet.write_text(f'{nodes}[recipes.llama]\nmodel = {{ path = "/models/llama" }}\n{toml.removeprefix("toml")}')
+    monkeypatch.setenv("GLOWPLUG_CONFIG", str(fleet))
+
+    checked = subprocess.run(
+        [need("haproxy", "haproxy"), "-c", "-f", str(config)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert run(["config", "check"]) == 0
+
+
+def test_a_reload_between_steps_takes_the_server_out_at_the_new_process(site: Site) -> None:
+    """Which had it in traffic with all of its weight; exit 75."""
+    balancer = site.balancer()
+    site.hook("drain", at=(balancer,))
+    site.after_first_step(balancer.reload)
+    code, said = site.hook("shift", "--weights", "10%,100%", "--step-s", "0", at=(balancer,))
+
+    assert code == 75
+    assert "meanwhile; it is ready, weight 100, UP, 0 sessions there; back to drain\n" in said
+    assert balancer.server("gpu-1").state is State.DRAIN
