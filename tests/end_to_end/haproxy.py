@@ -118,7 +118,11 @@ class HAProxy:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> HAProxy:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def __exit__(self, *error: object) -> None:
         self.stop()
