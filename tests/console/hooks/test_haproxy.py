@@ -440,7 +440,7 @@ def test_machines_get_one_document(site: Site, capsys: pytest.CaptureFixture[str
 
 
 def test_a_shift_that_is_ended_takes_the_server_out_again(site: Site, tmp_path: Path) -> None:
-    """A rollout's time-out ends the process by SIGTERM, in the middle of a step; over TCP, as a program of its own."""
+    """By SIGTERM in the middle of a step; over TCP, as a program of its own."""
     balancer = site.balancer()
     address = f"127.0.0.1:{balancer.admin_port}"
     argv = [sys.executable, "-m", "console", "hook", "haproxy", "shift", "--socket", address, *SERVER]
