@@ -10,6 +10,8 @@ GlowplugError                1
 ├── RequestRefused           1  the agent understood and said no; ``code`` is stable
 ├── UploadFailed             1  a file did not get onto a host
 ├── DeployFailed             1  a host is not as it must be, or keeps the agent that it has
+├── HookFailed               1  a hook that comes with Glowplug did not reach what it is for
+│   └── HookRetry           75  and another try may: a rollout runs the hook again
 ├── Aborted                  4  the operator or a gate stopped it
 ├── Interrupted            130  Ctrl-C
 └── LinkError                3  no conversation with a node; ``final``: a retry can't mend it
@@ -80,6 +82,16 @@ class DeployFailed(GlowplugError):
     def __init__(self, text: str, code: str = "") -> None:
         super().__init__(text)
         self.code = code
+
+
+class HookFailed(GlowplugError):
+    """A hook that comes with Glowplug did not reach what it is for."""
+
+
+class HookRetry(HookFailed):
+    """Another try may reach it; by this exit code a rollout runs the hook again."""
+
+    exit_code = 75
 
 
 class Aborted(GlowplugError):
