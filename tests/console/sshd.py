@@ -55,7 +55,7 @@ def _name(pid: int) -> str:
 
 def make_key(path: Path, passphrase: str = "") -> Path:
     subprocess.run(
-        [ssh_keygen(), "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)],
+        [ssh_keygen(), "-q", "-t", "ed25519", "-a", "1", "-N", passphrase, "-C", "test", "-f", str(path)],
         check=True,
         timeout=30,
     )
