@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Button, Input, Label
@@ -19,6 +19,10 @@ from console.format import counted
 from console.prompts import Asked, PromptQueue
 from console.screens.base import FOCUS_BINDINGS, ConsoleDialog
 from console.widgets.key_bar import KeyBar
+
+SMALL_CELLS, SMALL_LINES = 60, 22
+CHROME_LINES = 11
+"""Of a dialog around what is said: frame, padding, title, problem, buttons, and the keys below."""
 
 
 class AnswerInput(Input):
@@ -37,88 +41,113 @@ class PromptScreen(ConsoleDialog):
     """Shows ``asked`` until it is answered or declined; a stop, until it is read."""
 
     scope = Scope.PROMPT
-    BINDINGS: ClassVar[list[BindingType]] = [*FOCUS_BINDINGS, *bindings_of(Scope.PROMPT)]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-wide")]  # noqa: RUF012 (Textual declares it so)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *FOCUS_BINDINGS,
+        *bindings_of(Scope.PROMPT),
+        Binding("up,pageup", "scroll_said(-1)", "Up", show=False),
+        Binding("down,pagedown", "scroll_said(1)", "Down", show=False),
+    ]
 
     def __init__(self, queue: PromptQueue, asked: Asked) -> None:
         super().__init__()
         self._queue, self.asked = queue, asked
-        self.is_withdrawn = False
+        self.is_withdrawn = self._is_drawn = False
 
     def compose(self) -> ComposeResult:
         text, prompt = self.glyphs.text, self.asked.prompt
-        with Vertical(classes="dialog prompt"):
+        self._problem = Label("", id="problem", classes="note")
+        self._cancel = Button(Content("Cancel" if prompt.fields else "Close"), id="cancel", compact=True)
+        self._cancel_all = Button(Content("Cancel all"), id="cancel-all", compact=True)
+        self._send = Button(Content("Send"), id="send", variant="primary", compact=True)
+        self._inputs = [AnswerInput(password=field.is_secret, compact=True) for field in prompt.fields]
+        self._dialog = Vertical(classes="dialog prompt")
+        with self._dialog:
             yield Label(Content(text(prompt.title)), classes="question")
             with VerticalScroll(id="said", can_focus=False):
-                for line in prompt.lines:
-                    yield Label(Content(text(line)))
-                if prompt.theirs:
-                    yield Label("The server says", classes="-marked")
-                for line in prompt.theirs:
-                    yield Label(Content(text(line)), classes="-theirs")
-                if any(field.is_theirs for field in prompt.fields):
-                    yield Label("The server asks", classes="-marked")
-                for field in prompt.fields:
-                    yield Label(Content(text(field.label)), classes="-theirs" if field.is_theirs else "-ours")
-                    yield AnswerInput(password=field.is_secret, compact=True, select_on_focus=False)
-            yield Label("", id="problem", classes="note")
+                yield from self._said()
+            yield self._problem
             with Horizontal(classes="buttons"):
-                yield Button(Content("Cancel"), id="cancel", compact=True)
-                yield Button(Content("Cancel all"), id="cancel-all", compact=True)
+                yield self._cancel
+                yield self._cancel_all
                 if prompt.fields:
-                    yield Button(Content("Send"), id="send", variant="primary", compact=True)
+                    yield self._send
         yield KeyBar(self.glyphs)
 
+    def _said(self) -> ComposeResult:
+        text, prompt = self.glyphs.text, self.asked.prompt
+        for line in prompt.lines:
+            yield Label(Content(text(line)))
+        if prompt.theirs:
+            yield Label("The server says", classes="-marked")
+        for line in prompt.theirs:
+            yield Label(Content(text(line)), classes="-theirs")
+        if any(field.is_theirs for field in prompt.fields):
+            yield Label("The server asks", classes="-marked")
+        for field, answer in zip(prompt.fields, self._inputs, strict=True):
+            yield Label(Content(text(field.label)), classes="-theirs" if field.is_theirs else "-ours")
+            yield answer
+
     def on_mount(self) -> None:
+        self._is_drawn = True
         self.refresh_queue()
-        first = next(iter(self.query(AnswerInput)), None)
-        self.set_focus(first if first is not None else self.query_one("#cancel", Button))
+        self.set_focus(self._inputs[0] if self._inputs else self._cancel)
+
+    def on_unmount(self) -> None:
+        self._is_drawn = False
+
+    def on_resize(self) -> None:
+        """In a small terminal what is said scrolls, so that what is typed and how to send it stay in view."""
+        width, height = self.app.size
+        is_small = width < SMALL_CELLS or height < SMALL_LINES
+        self.set_class(is_small, "-small")
+        self.query_one("#said").styles.max_height = None if is_small else height - CHROME_LINES
+        if self.focused is not None:
+            self.call_after_refresh(self.focused.scroll_visible, animate=False)
+
+    def action_scroll_said(self, way: int) -> None:
+        self.query_one("#said").scroll_relative(y=2 * way, animate=False)
 
     def refresh_queue(self) -> None:
         """Show how many more wait, for whom this one is, and whether it is still wanted."""
+        if not self._is_drawn:
+            return
         is_still_wanted = self._queue.current is self.asked
         self.is_withdrawn = self.is_withdrawn or not is_still_wanted
         others = self._queue.waiting - is_still_wanted
-        dialog = self.query_one(".dialog")
-        dialog.border_subtitle = f"{others} more waiting" if others else ""
-        self.query_one("#cancel-all").display = others > 0
+        self._dialog.border_subtitle = f"{others} more waiting" if others else ""
+        self._cancel_all.display = others > 0
         problem = self.asked.prompt.problem
         if self.is_withdrawn:
             problem = "No longer asked: the login is over. Close this."
+            self._cancel.label = Content("Close")
         elif not problem and self.asked.askers > 1:
             problem = f"Asked once for {counted(self.asked.askers, 'login')}."
-        label = self.query_one("#problem", Label)
-        label.update(Content(self.glyphs.text(problem)))
-        label.display = bool(problem)
-        if self.is_withdrawn or not self.asked.prompt.fields:
-            self.query_one("#cancel", Button).label = Content("Close")
-        for send in self.query("#send"):
-            send.disabled = self.is_withdrawn
+        self._problem.update(Content(self.glyphs.text(problem)))
+        self._problem.display = bool(problem)
+        self._send.disabled = self.is_withdrawn
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        inputs = list(self.query(AnswerInput))
-        after = inputs.index(event.input) + 1 if isinstance(event.input, AnswerInput) else len(inputs)
-        if after < len(inputs):
-            self.set_focus(inputs[after])
+        after = next((at for at, line in enumerate(self._inputs, 1) if line is event.input), len(self._inputs))
+        if after < len(self._inputs):
+            self.set_focus(self._inputs[after])
         else:
-            self._send()
+            self._hand_on()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         if event.button.id == "send":
-            self._send()
+            self._hand_on()
         elif event.button.id == "cancel":
             self.action_decline()
         else:
             self.action_decline_all()
 
-    def _send(self) -> None:
+    def _hand_on(self) -> None:
         if self.is_withdrawn:
             return
-        inputs = list(self.query(AnswerInput))
-        answers = [each.value for each in inputs]
-        for each in inputs:
-            each.value = ""
+        answers = [line.value for line in self._inputs]
+        for line in self._inputs:
+            line.value = ""
         self._queue.answer(self.asked, answers)
         self.dismiss(True)
 

@@ -72,9 +72,9 @@ class Questions:
         where = f"{error.host} port {error.port}" if error.host != self.target.label else f"port {error.port}"
         lines = (
             f"Nothing here knows the host key of {where}.",
+            f"Accepted, it goes to {error.known_hosts_file}",
             f"{error.kind} key, fingerprint",
             error.fingerprint,
-            f"Accepted, it goes to {error.known_hosts_file}",
         )
         problem = ""
         while True:

@@ -17,14 +17,17 @@ from textual.pilot import Pilot
 
 from console.app import GlowplugApp
 from console.errors import RequestRefused
+from console.prompts import Field, Prompt
 from console.screens.fleet import FleetScreen
 from console.screens.history import HistoryScreen
 from console.screens.launch import LaunchScreen
+from console.screens.prompt import PromptScreen
 from console.screens.run import RunScreen
 from console.state import NodeState
 from console.widgets.glyphs import ASCII, TEXT_LIMIT, UNICODE
 from remote_agent.protocol.messages import ModelSource, Recipe
 from tests.console.ui import scenes
+from tests.console.ui.asking import asking
 from tests.console.ui.driving import fake, make_app, press, settle, until
 from tests.console.ui.fake_fleet import FakeFleet, FakeHistory, run_row, stage_rows
 
@@ -132,7 +135,9 @@ def hostile_fleet(payload: str) -> FakeFleet:
 async def test_nothing_raw_reaches_the_terminal_from_any_screen(group: str, ascii_only: bool) -> None:
     """Panels, rows, dialogs, tables, lists, notices and palette; no text becomes an action, what is copied is clean."""
     payload = "".join(PAYLOADS[name] for name in GROUPS[group])
-    app = make_app((), title=payload, ascii=ascii_only)
+    fields = (Field(payload), Field(payload, is_secret=False, is_theirs=True))
+    prompts = asking(Prompt(payload, (payload,), (payload,), fields, payload))
+    app = make_app((), title=payload, ascii=ascii_only, prompts=prompts)
     app.fleet = hostile_fleet(payload)
     app.driver_class = RecordingDriver
     visited = Visit(app)
@@ -187,6 +192,8 @@ class Visit:
     async def _visit(self, pilot: Pilot[int]) -> None:
         app, fleet = self._app, fake(self._app)
         await settle(app, pilot)
+        assert isinstance(app.screen, PromptScreen)
+        await self._press(pilot, "tab", "escape")
         await self._press(pilot, "g", "j")
         await self._press(pilot, "g", "s", "a", "x")
         await self._press(pilot, "y")
