@@ -15,7 +15,6 @@ from textual.content import Content
 from textual.widgets import Button, Input, Label
 
 from console.actions import Scope, bindings_of
-from console.format import counted
 from console.prompts import Asked, PromptQueue
 from console.screens.base import FOCUS_BINDINGS, ConsoleDialog
 from console.widgets.key_bar import KeyBar
@@ -108,7 +107,7 @@ class PromptScreen(ConsoleDialog):
         self.query_one("#said").scroll_relative(y=2 * way, animate=False)
 
     def refresh_queue(self) -> None:
-        """Show how many more wait, for whom this one is, and whether it is still wanted."""
+        """Show how many more wait, and whether this one is still wanted."""
         if not self._is_drawn:
             return
         is_still_wanted = self._queue.current is self.asked
@@ -120,8 +119,6 @@ class PromptScreen(ConsoleDialog):
         if self.is_withdrawn:
             problem = "No longer asked: the login is over. Close this."
             self._cancel.label = Content("Close")
-        elif not problem and self.asked.askers > 1:
-            problem = f"Asked once for {counted(self.asked.askers, 'login')}."
         self._problem.update(Content(self.glyphs.text(problem)))
         self._problem.display = bool(problem)
         self._send.disabled = self.is_withdrawn

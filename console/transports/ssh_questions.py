@@ -94,8 +94,9 @@ class Questions:
         if self.prompts is not None:
             shown = (f"{error.kind} key, fingerprint", error.fingerprint) if error.fingerprint else ()
             known = ("known_hosts has", *error.entries) if error.entries else ()
-            after = "Somebody may be listening, or the host was set up anew. Glowplug does not connect."
-            prompt = Prompt(f"{self.place}: stopped", (f"{error.what}.", *shown, *known, after))
+            why = ("Somebody may be listening, or the host was set up anew.",) if error.entries else ()
+            lines = (f"{error.what}.", *shown, *known, *why, "Glowplug does not connect.")
+            prompt = Prompt(f"{self.place}: stopped", lines)
             self.prompts.tell(prompt, ("stop", error.host, error.port, str(error)))
 
     async def password(self, is_wrong: bool, banner: str) -> str:

@@ -62,6 +62,13 @@ def make_key(path: Path, passphrase: str = "") -> Path:
     return path
 
 
+def sign(authority: Path, key: Path, *options: str) -> Path:
+    """Have ``authority`` sign the public half of ``key``."""
+    argv = [ssh_keygen(), "-q", "-s", str(authority), "-I", "test", *options, f"{key}.pub"]
+    subprocess.run(argv, check=True, timeout=30)
+    return key.with_name(f"{key.name}-cert.pub")
+
+
 class Sshd:
     """One server. ``shell``: argv prefix that gets ``-c COMMAND`` in place of the account's login shell."""
 

@@ -25,7 +25,7 @@ from console.prompts import PromptQueue
 from console.transports import ssh_algorithms
 from console.transports.ssh import SshStream, open_ssh
 from tests.console.links import gate, soon
-from tests.console.sshd import Sshd, make_key, ssh_keygen, until
+from tests.console.sshd import Sshd, make_key, sign, ssh_keygen, until
 from tests.needs import need
 
 pytestmark = pytest.mark.ssh
@@ -85,13 +85,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     yield made
     for server in made.servers:
         server.stop()
-
-
-def sign(authority: Path, key: Path, *options: str) -> Path:
-    """Have ``authority`` sign the public half of ``key``."""
-    argv = [ssh_keygen(), "-q", "-s", str(authority), "-I", "test", *options, f"{key}.pub"]
-    subprocess.run(argv, check=True, timeout=30)
-    return key.with_name(f"{key.name}-cert.pub")
 
 
 def hash_names(known_hosts: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import getpass
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from console.cli import run
 from console.errors import (
     AuthenticationFailed,
     HostKeyChanged,
@@ -24,7 +26,7 @@ from console.transports.gate import CONNECT_LIMIT
 from tests.console.answering import operator, typed
 from tests.console.asking_server import asking_server
 from tests.console.links import gate, soon
-from tests.console.sshd import Sshd, make_key
+from tests.console.sshd import Sshd, make_key, sign
 
 
 @pytest.fixture
@@ -251,16 +253,15 @@ async def test_a_connection_that_goes_away_withdraws_its_question(tmp_path: Path
     assert prompts.current is None
 
 
-async def test_time_stands_still_and_places_are_free_while_somebody_is_asked(tmp_path: Path) -> None:
-    """More questions than places wait at once, each longer than a connect may take."""
+async def test_places_are_free_while_somebody_is_asked(tmp_path: Path) -> None:
+    """More questions than places wait at once, so that a node that asks nothing can connect."""
     async with asking_server(tmp_path, password="right") as (_, node):
-        node = dataclasses.replace(node, connect_timeout_s=3.0)
         prompts, shared = PromptQueue(), gate(tmp_path)
         openings = [
             asyncio.ensure_future(open_stream(node, "token", gate=shared, prompts=prompts))
             for _ in range(CONNECT_LIMIT + 2)
         ]
-        await soon(lambda: prompts.waiting == len(openings), "all are asked", 2.5)
+        await soon(lambda: prompts.waiting == len(openings), "all are asked")
         assert not shared.connects.locked()
         while (current := prompts.current) is not None:
             prompts.answer(current, ["right"])
@@ -296,3 +297,40 @@ async def test_without_a_screen_an_unknown_host_key_says_how_it_is_accepted(
     server.known_hosts.write_text("")
     with pytest.raises(HostKeyUnknown, match=r"; open the console \(`glowplug`\) once to accept it"):
         await open_stream(server.node(), "token", gate=gate(tmp_path))
+
+
+@pytest.mark.ssh
+def test_a_verb_asks_nobody_and_names_node_question_and_way_out(
+    serve: Callable[..., Sshd], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3, at once."""
+    server = serve()
+    locked = make_key(tmp_path / "locked", "open sesame")
+    where = f'host = "127.0.0.1"\nport = {server.port}\n'
+    (tmp_path / "fleet.toml").write_text(
+        f'[nodes.new]\n{where}identity = "{server.user_key}"\n'
+        f'[nodes.shut]\n{where}identity = "{locked}"\nknown_hosts = "{server.known_hosts}"\n'
+    )
+    for name, file in (("CONFIG", "fleet.toml"), ("HISTORY", "history.db"), ("LOG", "log"), ("STATE", "state")):
+        monkeypatch.setenv(f"GLOWPLUG_{name}", str(tmp_path / file))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+
+    assert run(["probe", "new", "shut"]) == 3
+    told = capsys.readouterr()
+    lines = {line.partition(":")[0]: line for line in (told.err + told.out).splitlines()}
+    assert f"is not known: ED25519 {server.fingerprint()}; open the console (`glowplug`) or `ssh -p" in lines["new"]
+    assert f"{locked} is encrypted: add it to ssh-agent" in lines["shut"]
+
+
+@pytest.mark.ssh
+async def test_an_encrypted_key_signs_with_its_certificate(serve: Callable[..., Sshd], tmp_path: Path) -> None:
+    """Where the key alone does not let anybody in."""
+    authority, locked = make_key(tmp_path / "ca"), make_key(tmp_path / "locked", "open sesame")
+    server = serve(options=(f"TrustedUserCAKeys {authority}.pub",))
+    sign(authority, locked, "-n", getpass.getuser())
+    async with operator(typed("open sesame")) as (prompts, asked):
+        node = server.node(identity=(str(locked),))
+        await (await open_stream(node, "token", gate=gate(tmp_path), prompts=prompts)).close()
+
+    assert len(asked) == 1
+    assert "ED25519-CERT" in server.log.read_text()
