@@ -25,7 +25,10 @@ CHROME_LINES = 11
 
 
 class AnswerInput(Input):
-    """A line to type; nothing of a masked one can be copied or cut out."""
+    """A line to type, its cursor still; nothing of a masked one can be copied or cut out."""
+
+    def on_mount(self) -> None:
+        self.cursor_blink = False
 
     def action_copy(self) -> None:
         if not self.password:

@@ -182,6 +182,9 @@ class Visit:
 
     async def _press(self, pilot: Pilot[int], *keys: str) -> None:
         await press(self._app, pilot, *keys)
+        self._collect()
+
+    def _collect(self) -> None:
         self.actions += [
             segment.style.meta
             for strip in self._app.screen._compositor.render_strips()
@@ -193,8 +196,8 @@ class Visit:
         app, fleet = self._app, fake(self._app)
         await settle(app, pilot)
         assert isinstance(app.screen, PromptScreen)
-        await self._press(pilot, "tab", "escape")
-        await self._press(pilot, "g", "j")
+        self._collect()
+        await self._press(pilot, "escape", "g", "j")
         await self._press(pilot, "g", "s", "a", "x")
         await self._press(pilot, "y")
         await until(lambda: any(asked.what == "cancel" for asked in fleet.asked), pilot)
