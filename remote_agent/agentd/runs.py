@@ -27,7 +27,7 @@ from remote_agent.agentd.timeline import Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
 from remote_agent.protocol.budget import parse_budget
-from remote_agent.protocol.internal import PreflightReport, ShardIdentity
+from remote_agent.protocol.internal import PreflightReport, ShardIdentity, WorkerGo
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
@@ -62,7 +62,7 @@ class Run:
         self._services, self.params, self._recipe, self.arm = services, params, params.recipe, arm
         self._hash = recipe_hash(params.recipe)
         self._accepted_wall_ns = time.time_ns()
-        timeline = Timeline(time.monotonic_ns())
+        timeline = Timeline(time.monotonic_ns(), self._recipe.stages)
         self._board = StageBoard(
             timeline, self._recipe.deadlines, self._stage_changed, lambda error: self._crew.fail(error)
         )
@@ -149,7 +149,19 @@ class Run:
             await self._crew.watch(self._check_files(), *(self._crew.start_worker(order) for order in orders))
         self._crew.send_go(self._shards, {device: self._resident_name(device) for device in self._devices})
         await self._crew.watch(self._crew.wait_ready())
-        self._hold()
+        resident = self._hold()
+        if self._recipe.serve is not None and not self.arm:
+            await self._crew.watch(self._listen(resident))
+
+    async def _listen(self, resident: str | None) -> None:
+        """Have a process serve what is warm now, and see that it answers. Raises: StageError"""
+        self._board.begin("listening")
+        if resident is None:
+            text = "the keeper has not got the model's weights, so that no process can attach to them"
+            raise StageError(Failure("not_attachable", text, "listening"))
+        go = WorkerGo(self._shards, resident, is_resident=True)
+        figures = await self._services.servers.start(self._order(self._devices[0]), go)
+        self._board.end("listening", figures=figures)
 
     # --- stages of the agent's own ---
 
@@ -175,6 +187,9 @@ class Run:
         if self._recipe.target_tier == "host" and CPU in self._devices:
             text = "target_tier host registers files with a GPU, and there is none on this host: cached is what it has"
             raise StageError(Failure("needs_gpu", text, "queue"))
+        if self._recipe.serve is not None and len(self._devices) > 1:
+            text = f"one process serves one device, and devices names {len(self._devices)}: {', '.join(self._devices)}"
+            raise StageError(Failure("serves_one_device", text, "queue"))
 
     async def _wait_for_slot(self) -> None:
         """Wait until the devices are this run's; what uses none waits for nobody."""
@@ -318,9 +333,11 @@ class Run:
         tier = self._services.residents.coldest(self._find_standbys().values())
         return Tier.COLD if tier in (None, Tier.ARMED) else tier
 
-    def _hold(self) -> None:
+    def _hold(self) -> str | None:
+        """Have what is ready held; return what the keeper calls it, on the last device."""
+        name = None
         residents, report = self._services.residents, self._services.sampler.report
-        for device, (worker, ready) in self._crew.ready().items():
+        for device, (worker, ready) in self._crew.hand_over().items():
             resident = Resident(
                 self.params.run_uid,
                 self._recipe.name,
@@ -339,6 +356,8 @@ class Run:
                 residents.hold(worker, reuse_key(self._recipe, self.params.python, device, ready.tier), resident)
             else:
                 residents.hold_nothing(worker, resident)
+            name = ready.resident
+        return name
 
     # --- what happens to it ---
 
@@ -381,7 +400,7 @@ class Run:
         wall_ns = time.monotonic_ns() - self._board.timeline.accepted_mono_ns
         stages, unattributed_ns = self._board.timeline.settle(wall_ns)
         record = replace(self._record(stages), wall_ns=wall_ns, unattributed_ns=unattributed_ns, failure=failure)
-        ready = [message for _, message in self._crew.ready().values()] if self._state is RunState.READY else []
+        ready = self._crew.answers if self._state is RunState.READY else ()
         return with_answers(record, ready, self._board.timeline.accepted_mono_ns) if ready else record
 
     def _record(self, stages: tuple[StageRecord, ...]) -> RunRecord:

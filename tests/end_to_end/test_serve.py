@@ -1,0 +1,337 @@
+"""A run that serves, on this host with real processes: the example server, its port, its end, and what verify finds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent.agentd.launch import connect
+from remote_agent.agentd.paths import StateDir
+from remote_agent.client import open_client
+from remote_agent.protocol.messages import (
+    Actor,
+    Event,
+    Finding,
+    FirstRequest,
+    ModelSource,
+    ReadyRequest,
+    Recipe,
+    ReleaseParams,
+    ReleaseResult,
+    RunRecord,
+    RunStartParams,
+    RunState,
+    Serve,
+    Server,
+    ServeStopParams,
+    ServeStopResult,
+    SubscribeParams,
+    SubscribeResult,
+    Tier,
+    VerifyParams,
+    VerifyResult,
+)
+from tests.end_to_end.hosts import REPOSITORY
+from tests.remote_agent import checkpoints
+from tests.remote_agent.agentd.agents import Watcher, eventually, failure_of, is_running, parts_sum_to_wall, stage_of
+from tests.remote_agent.pipeline.models import load_with_transformers
+
+pytestmark = pytest.mark.timeout(240)
+
+EXAMPLES = REPOSITORY / "docs" / "examples"
+PROMPT_TOKENS, NEW_TOKENS = 16, 4
+
+BAD_SERVERS = """
+import http.server
+
+def returns(model, tokenizer, context):
+    print("nothing to do here", flush=True)
+
+def raises(model, tokenizer, context):
+    raise RuntimeError("no more workers")
+
+def waits(model, tokenizer, context):
+    context.stop.wait()
+
+class Empty(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(503, "still warming")
+
+    def do_POST(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"choices": [{"text": ""}]}')
+
+    def log_message(self, *arguments):
+        pass
+
+def empty(model, tokenizer, context):
+    with http.server.HTTPServer((context.host, context.port), Empty) as server:
+        context.on_stop(server.shutdown)
+        server.serve_forever(0.05)
+"""
+
+
+class Host:
+    """An agent of its own state directory, and a client that follows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.state = folder, StateDir(folder / "state" / "glowplug-agent")
+        self.model = checkpoints.write_llama(folder / "llama")
+        (folder / "bad_servers.py").write_text(BAD_SERVERS)
+        self._runs = 0
+
+    def agent(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "XDG_STATE_HOME": str(self.folder / "state"), "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(
+            [sys.executable, "-m", "remote_agent", *arguments], cwd=self.folder, env=environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def start(self) -> Watcher:
+        """Start the agent, if it does not run, and return a client that is told its events from now on."""
+        with open_client(self.state, "test"):
+            link = connect(self.state)
+        assert link is not None
+        link.settimeout(90.0)
+        client = Watcher(link, self.state)
+        client.greeting = client.hello("test")
+        client.call("subscribe", SubscribeParams("", client.greeting.newest_seq, samples=False), SubscribeResult)
+        return client
+
+    def params(self, name: str = "tiny", tier: Any = "resident", **serve: Any) -> RunStartParams:
+        """Return a run that serves the model by the example server, or as ``serve`` says."""
+        self._runs += 1
+        settings = {"entry": "completion_server:serve", "path": str(EXAMPLES), "port": free_port(), **serve}
+        recipe = Recipe(
+            name,
+            ModelSource(str(self.model)),
+            devices=("cpu",),
+            target_tier=tier,
+            request=FirstRequest(prompt_tokens=PROMPT_TOKENS, max_new_tokens=NEW_TOKENS),
+            serve=Serve(**settings),
+        )
+        return RunStartParams(f"serve-run-{self._runs:04}", recipe, Actor("ann", "laptop"))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    host = Host(tmp_path_factory.mktemp("host"))
+    yield host
+    host.agent("stop", "--force", "--keeper")
+
+
+@pytest.fixture
+def client(host: Host) -> Iterator[Watcher]:
+    """A client of the host's agent, on which nothing is warm afterwards."""
+    with host.start() as client:
+        yield client
+        client.call("resident.release", ReleaseParams(everything=True), ReleaseResult)
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port: int = trial.getsockname()[1]
+    return port
+
+
+def post(port: int, **body: Any) -> Any:
+    """Return what the example server answers to a completion's request."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    link.request("POST", "/v1/completions", json.dumps(body))
+    content = json.loads(link.getresponse().read())
+    link.close()
+    return content
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0
+
+
+def serve_of(params: RunStartParams) -> Serve:
+    assert params.recipe.serve is not None
+    return params.recipe.serve
+
+
+def servers(client: Watcher) -> list[Server]:
+    return [server for one in client.status().residents for server in one.servers]
+
+
+def finding(client: Watcher, code: str) -> str:
+    """Return the text of the next finding of that code."""
+
+    def is_it(event: Event) -> bool:
+        return isinstance(event.data, Finding) and event.data.code == code
+
+    data = client.next_event(is_it).data
+    assert isinstance(data, Finding)
+    return data.text
+
+
+def expected_tokens(model: Path, count: int = NEW_TOKENS) -> str:
+    """Return what transformers' own load of the checkpoint generates for the recipe's prompt."""
+    import torch
+
+    ids = torch.arange(PROMPT_TOKENS)[None]
+    asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": count, "do_sample": False}
+    made = load_with_transformers(model).generate(ids, **asked)
+    return " ".join(map(str, made[0, PROMPT_TOKENS:].tolist()))
+
+
+def verify(client: Watcher, model: str, count: int = 2) -> VerifyResult:
+    return client.call("verify", VerifyParams(model, count, 0.01), VerifyResult)
+
+
+def test_a_run_serves_what_it_made_warm(host: Host, client: Watcher) -> None:
+    """Its last stage is a completion through the port, with transformers' own tokens; a release closes the port."""
+    params = host.params(health="/health")
+    port = serve_of(params).port
+    run = client.warm(params)
+    assert (run.state, run.tier_to) == (RunState.READY, Tier.RESIDENT), run
+    wanted = expected_tokens(host.model)
+    listening = stage_of(run, "listening")
+    assert run.stages[-1] == listening
+    assert (listening.path, listening.extra["answer"]) == (f"127.0.0.1:{port}", wanted)
+    assert parts_sum_to_wall(run)
+
+    answer = post(port, prompt=list(range(PROMPT_TOKENS)), max_tokens=NEW_TOKENS)
+    assert answer["choices"][0]["text"] == run.output == wanted
+    (server,) = servers(client)
+    assert (server.pid, server.port, server.run_uid) == (listening.extra["pid"], port, run.run_uid)
+    eventually(lambda: client.status().residents[0].attached == 1, "the keeper's lease is seen")
+
+    released = client.call("resident.release", ReleaseParams(run.run_uid), ReleaseResult).released
+    assert [one.run_uid for one in released] == [run.run_uid]
+    assert not is_open(port)
+    assert not is_running(server.pid)
+    assert client.status().residents == ()
+
+
+def test_a_server_that_dies_is_told_and_its_model_stays(host: Host, client: Watcher) -> None:
+    """With how it died; what it served is warm still, and the next run serves it again."""
+    params = host.params(tier="standby")
+    run = client.warm(params)
+    assert (run.state, run.tier_to) == (RunState.READY, Tier.STANDBY), run
+    (server,) = servers(client)
+    os.kill(server.pid, signal.SIGKILL)
+
+    text = finding(client, "server_died")
+    assert text.startswith(
+        f"the server of tiny on 127.0.0.1:{server.port} (process {server.pid}) died: killed (SIGKILL)"
+    )
+    assert servers(client) == []
+    assert [one.tier for one in client.status().residents] == [Tier.STANDBY]
+    again = client.warm(host.params(tier="standby"))
+    assert (again.state, again.tier_from) == (RunState.READY, Tier.STANDBY)
+
+
+def test_a_second_run_of_the_recipe_replaces_its_server(host: Host, client: Watcher) -> None:
+    """The old one has stopped before the new one answers on the same port; another recipe's server is left alone."""
+    first, other = host.params(), host.params("other")
+    client.warm(first)
+    client.warm(other)
+    before = {one.recipe: one.pid for one in servers(client)}
+    again = client.warm(host.params(port=serve_of(first).port))
+
+    assert stage_of(again, "listening").reason == f"in place of process {before['tiny']}"
+    after = {one.recipe: one.pid for one in servers(client)}
+    assert after["other"] == before["other"]
+    assert after["tiny"] != before["tiny"]
+    assert not is_running(before["tiny"])
+    taken = client.warm(host.params("third", port=serve_of(other).port))
+    assert failure_of(taken).detail == f"nothing can listen on 127.0.0.1:{serve_of(other).port}: Address already in use"
+    assert is_open(serve_of(other).port)
+
+
+def test_verify_asks_what_is_ready(host: Host, client: Watcher) -> None:
+    """Through the port while there is a server, then the standby itself, then a process attached to the resident."""
+    wanted = expected_tokens(host.model)
+    run = client.warm(host.params(tier="standby"))
+    for way, tier, then in (
+        ("port", Tier.STANDBY, "serve.stop"),
+        ("standby", Tier.STANDBY, "end"),
+        ("attached", Tier.RESIDENT, ""),
+    ):
+        found = verify(client, "tiny")
+        assert (found.way, found.tier, found.run_uid) == (way, tier, run.run_uid)
+        assert [(one.output, one.error) for one in found.samples] == [(wanted, None)] * 2
+        assert all(0 < (one.first_output_ns or 0) <= (one.total_ns or 0) for one in found.samples)
+        if then == "serve.stop":
+            assert len(client.call("serve.stop", ServeStopParams("tiny"), ServeStopResult).stopped) == 1
+        elif then:
+            os.kill(client.worker_pid(), signal.SIGKILL)
+            eventually(lambda: client.status().residents[0].tier is Tier.RESIDENT, "the keeper alone has it")
+    assert client.status().residents[0].attached == 0
+
+
+def test_a_server_ends_with_its_agent(host: Host) -> None:
+    """Killed, the agent takes it along; the next agent says so, and has the model still. A stop in order is refused."""
+    with host.start() as client:
+        params = host.params()
+        run = client.warm(params)
+        (server,) = servers(client)
+        refused = host.agent("stop")
+        assert refused.returncode == 1
+        assert f"still here: the server of tiny on 127.0.0.1:{server.port} (process {server.pid})" in refused.stderr
+        os.kill(client.greeting.pid, signal.SIGKILL)
+    eventually(lambda: not is_running(server.pid) and not is_open(server.port), "the server ends")
+    with host.start() as client:
+        client.call("subscribe", SubscribeParams("", 0, samples=False), SubscribeResult)
+        assert "ended with its agent" in finding(client, "server_ended")
+        (resident,) = client.status().residents
+        assert (resident.run_uid, resident.servers) == (run.run_uid, ())
+        again = host.params()
+        assert client.warm(again).state is RunState.READY
+        assert is_open(serve_of(again).port)
+        client.call("resident.release", ReleaseParams(everything=True), ReleaseResult)
+
+
+UNREADY: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"entry": "no_such:serve"}, "entry_unusable", "ModuleNotFoundError: No module named 'no_such'"),
+    ({"entry": "bad_servers:returns"}, "entry_returned", "returned after 0.0 s, and nothing had told it to stop"),
+    ({"entry": "bad_servers:raises"}, "entry_failed", "raised after 0.0 s: RuntimeError: no more workers"),
+    (
+        {"entry": "bad_servers:waits", "ready_timeout_s": 0.5},
+        "not_ready_in_time",
+        "no completion from {address}/v1/completions within 0.5 s: {address}/v1/completions: Connection refused",
+    ),
+    (
+        {"entry": "bad_servers:empty", "health": "/health", "ready_timeout_s": 0.5},
+        "not_ready_in_time",
+        "within 0.5 s: {address}/health answered 503: ",
+    ),
+    (
+        {"entry": "bad_servers:empty"},
+        "no_completion",
+        "{address}/v1/completions answered 200 with an empty completion, 27 bytes",
+    ),
+    ({"request": ReadyRequest("/v2")}, "no_completion", "{address}/v2 answered 404: "),
+)
+
+
+@pytest.mark.parametrize(("serve", "code", "detail"), UNREADY)
+def test_what_keeps_a_server_from_being_ready_is_one_line(
+    host: Host, client: Watcher, serve: dict[str, Any], code: str, detail: str
+) -> None:
+    """The thing and the number; nothing is left of the server, and what was made warm stays so."""
+    params = host.params(**{"path": str(host.folder), **({} if "entry" in serve else {"path": str(EXAMPLES)}), **serve})
+    run: RunRecord = client.warm(params)
+
+    failure = failure_of(run)
+    assert (run.state, failure.code, failure.stage) == (RunState.FAILED, code, "listening")
+    assert detail.format(address=serve_of(params).address) in failure.detail
+    assert "\n" not in failure.detail
+    assert [(one.tier, one.servers) for one in client.status().residents] == [(Tier.RESIDENT, ())]
+    assert not is_open(serve_of(params).port)
