@@ -45,6 +45,9 @@ from remote_agent.protocol.messages import (
 ATTACH_S = 120.0
 """How long a process may take to attach; its imports may have to come first."""
 
+OUTPUT_LIMIT = 300
+"""Characters of a sample that are told: all samples fit one answer."""
+
 PROMPT_TOKENS = 16
 """Of the request to a resident whose recipe nobody here knows."""
 
@@ -78,7 +81,7 @@ class Verifying:
     async def verify(self, params: VerifyParams) -> VerifyResult:
         """Return the samples, in order. Raises: RefusedError ``not_ready``, ``busy``; then nothing was asked"""
         await self._residents.kept.refresh()
-        found = self._find(params.model)
+        found = self._find(params)
         if found.serving is not None:
             return await self._through_port(found.serving, params)
         assert found.held is not None
@@ -88,13 +91,15 @@ class Verifying:
             samples = await _sample(params, _asker(worker))
         return VerifyResult(samples, Tier.RESIDENT, found.held.resident.run_uid, "attached")
 
-    def _find(self, model: str) -> _Found:
+    def _find(self, params: VerifyParams) -> _Found:
+        model = params.model
         servers = [
             one for one in self._servers.serving if model in (one.recipe.name, one.recipe.model.path, one.resident)
         ]
         if servers:  # the recipe of that name, where others serve the same model too
             return _Found(max(servers, key=lambda one: one.recipe.name == model))
         there = [held for held in self._residents.held if model in _names_of(held.resident)]
+        self._refuse_unserved(params, there)
         for tier in (Tier.STANDBY, Tier.RESIDENT):
             for held in there:
                 if held.resident.tier is tier:
@@ -102,6 +107,14 @@ class Verifying:
         tiers = ", ".join(dict.fromkeys(held.resident.tier.value for held in there))
         what = f"it is {tiers} alone, and that answers no request" if there else "nothing of it is warm"
         raise RefusedError("not_ready", f"{model[:200]} is not ready on this node: {what}")
+
+    def _refuse_unserved(self, params: VerifyParams, there: list[Held]) -> None:
+        """Refuse a recipe that is to be served and is not: that its weights would answer is not what was promised."""
+        known = [held.order.recipe for held in there if held.order is not None]
+        recipes = [one for one in (params.recipe, *known) if one is not None and one.name == params.model]
+        if recipes and recipes[0].serve is not None:
+            text = f"nothing serves it on {recipes[0].serve.address}: its server has stopped or died, warm it again"
+            raise RefusedError("not_ready", f"{params.model} is not ready on this node: {text}")
 
     async def _through_port(self, serving: Serving, params: VerifyParams) -> VerifyResult:
         async def ask(limit_s: float) -> tuple[int, int, str]:
@@ -161,9 +174,9 @@ async def _sample(params: VerifyParams, ask: Ask) -> tuple[VerifySample, ...]:
         t_wall_ns = time.time_ns()
         try:
             first_ns, total_ns, output = await ask(params.timeout_s)
-            samples.append(VerifySample(t_wall_ns, first_ns, total_ns, output[:400]))
+            samples.append(VerifySample(t_wall_ns, first_ns, total_ns, output[:OUTPUT_LIMIT]))
         except (NoCompletionError, NoAnswerError) as error:
-            samples.append(VerifySample(t_wall_ns, error=str(error)[:500]))
+            samples.append(VerifySample(t_wall_ns, error=str(error)[:OUTPUT_LIMIT]))
     return tuple(samples)
 
 

@@ -886,8 +886,9 @@ class ServeStopResult:
 class VerifyParams(Checked):
     """Ask what is ready of a model ``count`` times, with ``interval_s`` between the starts of two requests.
 
-    ``model``: a recipe's name, the model's path, or what the keeper calls it. ``recipe`` and ``python``: what to make
-    of a resident that only the keeper knows of. Each request has ``timeout_s``.
+    ``model``: a recipe's name, the model's path, or what the keeper calls it. A recipe that serves is asked through its
+    port alone. ``recipe`` and ``python``: what to make of a resident that only the keeper knows of. Each request has
+    ``timeout_s``.
     """
 
     model: str
@@ -898,7 +899,7 @@ class VerifyParams(Checked):
     python: tuple[str, ...] = ()
 
     def value_problems(self) -> Iterator[str]:
-        yield from _outside("count", self.count, 1000)
+        yield from _outside("count", self.count, 200)
         if not 0 <= self.interval_s <= 600:
             yield f"interval_s: {self.interval_s:g} is not within 0..600"
         if not 0 < self.timeout_s <= 600:

@@ -18,6 +18,7 @@ import pytest
 from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir
 from remote_agent.client import open_client
+from remote_agent.errors import RefusedError
 from remote_agent.protocol.messages import (
     Actor,
     Event,
@@ -260,16 +261,20 @@ def test_verify_asks_what_is_ready(host: Host, client: Watcher) -> None:
     wanted = expected_tokens(host.model)
     run = client.warm(host.params(tier="standby"))
     for way, tier, then in (
-        ("port", Tier.STANDBY, "serve.stop"),
+        ("port", Tier.STANDBY, "stop"),
         ("standby", Tier.STANDBY, "end"),
         ("attached", Tier.RESIDENT, ""),
     ):
-        found = verify(client, "tiny")
+        found = verify(client, str(host.model))
         assert (found.way, found.tier, found.run_uid) == (way, tier, run.run_uid)
         assert [(one.output, one.error) for one in found.samples] == [(wanted, None)] * 2
         assert all(0 < (one.first_output_ns or 0) <= (one.total_ns or 0) for one in found.samples)
-        if then == "serve.stop":
+        if then == "stop":
             assert len(client.call("serve.stop", ServeStopParams("tiny"), ServeStopResult).stopped) == 1
+            with pytest.raises(
+                RefusedError, match=r"tiny is not ready on this node: nothing serves it on 127\.0\.0\.1:\d+"
+            ):
+                verify(client, "tiny")
         elif then:
             os.kill(client.worker_pid(), signal.SIGKILL)
             eventually(lambda: client.status().residents[0].tier is Tier.RESIDENT, "the keeper alone has it")
