@@ -67,7 +67,7 @@ def ask_completion(recipe: Recipe, limit_s: float) -> Completion:
     if not 200 <= status < 300:
         raise NoCompletionError(f"{what} answered {status}: {_words(data)}", may_come=status == 503)
     output = output_of(data, is_stream=kind == "text/event-stream")
-    if not output.strip():
+    if not output:  # a blank is an answer: a model may well say one
         raise NoCompletionError(f"{what} answered {status} with an empty completion, {len(data)} bytes: {_words(data)}")
     return Completion(output, first_ns - begun if kind == "text/event-stream" else total_ns, total_ns)
 

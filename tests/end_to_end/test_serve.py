@@ -21,6 +21,7 @@ from remote_agent.client import open_client
 from remote_agent.errors import RefusedError
 from remote_agent.protocol.messages import (
     Actor,
+    Empty,
     Event,
     Finding,
     FirstRequest,
@@ -29,13 +30,17 @@ from remote_agent.protocol.messages import (
     Recipe,
     ReleaseParams,
     ReleaseResult,
+    ResidentListResult,
     RunRecord,
+    RunResult,
     RunStartParams,
     RunState,
+    RunUidParams,
     Serve,
     Server,
     ServeStopParams,
     ServeStopResult,
+    StageStatus,
     SubscribeParams,
     SubscribeResult,
     Tier,
@@ -96,6 +101,23 @@ class Host:
         environment = {**os.environ, "XDG_STATE_HOME": str(self.folder / "state"), "PYTHONPATH": str(REPOSITORY)}
         return subprocess.run(
             [sys.executable, "-m", "remote_agent", *arguments], cwd=self.folder, env=environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def glowplug(self, params: RunStartParams, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a console's verb; node ``x`` is this host, and the run's recipe is in its configuration."""
+        serve, config = serve_of(params), self.folder / "fleet.toml"
+        transport = ["env", f"PYTHONPATH={REPOSITORY}"]
+        config.write_text(
+            f"[nodes.x]\ntransport = {json.dumps(transport)}\npython = {json.dumps(sys.executable)}\n"
+            f'agent = ["-m", "remote_agent"]\nstate_directory = {json.dumps(str(self.state.root))}\n'
+            f"[recipes.tiny]\nmodel = {{ path = {json.dumps(str(self.model))} }}\n"
+            f'devices = ["cpu"]\ntarget_tier = "resident"\n[recipes.tiny.serve]\n'
+            f"entry = {json.dumps(serve.entry)}\npath = {json.dumps(serve.path)}\nport = {serve.port}\n"
+        )
+        options = ["--config", str(config), "--history", str(self.folder / "history.db")]
+        return subprocess.run(
+            [sys.executable, "-m", "console", *options, *arguments], cwd=REPOSITORY, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 
@@ -211,7 +233,7 @@ def test_a_run_serves_what_it_made_warm(host: Host, client: Watcher) -> None:
     assert answer["choices"][0]["text"] == run.output == wanted
     (server,) = servers(client)
     assert (server.pid, server.port, server.run_uid) == (listening.extra["pid"], port, run.run_uid)
-    eventually(lambda: client.status().residents[0].attached == 1, "the keeper's lease is seen")
+    assert attached(client) == 1
 
     released = client.call("resident.release", ReleaseParams(run.run_uid), ReleaseResult).released
     assert [one.run_uid for one in released] == [run.run_uid]
@@ -278,7 +300,46 @@ def test_verify_asks_what_is_ready(host: Host, client: Watcher) -> None:
         elif then:
             os.kill(client.worker_pid(), signal.SIGKILL)
             eventually(lambda: client.status().residents[0].tier is Tier.RESIDENT, "the keeper alone has it")
-    eventually(lambda: client.status().residents[0].attached == 0, "the process that was attached has ended")
+    eventually(lambda: not attached(client), "the process that was attached has ended")
+
+
+def test_the_verbs_ask_and_stop_what_serves(host: Host, client: Watcher) -> None:
+    """status names the address, verify its samples, serve stop what has ended; then neither finds anything."""
+    params = host.params()
+    client.warm(params)
+    serve = serve_of(params)
+    asked = host.glowplug(params, "verify", "x", "--recipe", "tiny", "--count", "2", "--interval", "0", "--json")
+    assert asked.returncode == 0, asked.stderr
+    (node,) = json.loads(asked.stdout)["nodes"]
+    assert (node["tier"], node["way"], node["run_uid"]) == ("resident", "port", params.run_uid)
+    assert [one["error"] for one in node["samples"]] == [None, None]
+    status = host.glowplug(params, "status", "x")
+    assert f"serves on {serve.address} (pid {servers(client)[0].pid})" in status.stdout
+    stopped = host.glowplug(params, "serve", "stop", "x", "--recipe", "tiny")
+    assert (stopped.returncode, serve.address in stopped.stdout, is_open(serve.port)) == (0, True, False)
+
+    again = host.glowplug(params, "serve", "stop", "x")
+    assert (again.returncode, "nothing serves on this node" in again.stdout) == (1, True)
+    unserved = host.glowplug(params, "verify", "x", "--recipe", "tiny")
+    assert (unserved.returncode, f"nothing serves it on {serve.address}" in unserved.stdout) == (1, True)
+
+
+def test_a_run_that_is_called_off_while_its_server_starts_leaves_none(host: Host, client: Watcher) -> None:
+    """The process that never listens ends with the run, long before the time that it would have had."""
+    params = host.params(path=str(host.folder), entry="bad_servers:waits")
+    client.begin(params)
+    client.stage(params.run_uid, "listening")
+    eventually(lambda: attached(client), "its process attaches")
+    run = client.call("run.cancel", RunUidParams(params.run_uid), RunResult).run
+
+    assert (run.state, stage_of(run, "listening").status) == (RunState.CANCELLED, StageStatus.FAILED)
+    eventually(lambda: not attached(client), "its process has ended")
+    assert [one.tier for one in client.status().residents] == [Tier.RESIDENT]
+
+
+def attached(client: Watcher) -> int:
+    """Return how many processes have something attached, as the keeper says now."""
+    return sum(one.attached for one in client.call("resident.list", Empty(), ResidentListResult).residents)
 
 
 def test_a_server_ends_with_its_agent(host: Host) -> None:
