@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from remote_agent.errors import AgentError
 from remote_agent.protocol.messages import Recipe, Serve
@@ -20,6 +23,11 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a server is reached that listens on every address."""
 
 WORDS_LIMIT = 200
+
+_pool = ThreadPoolExecutor(32, "completion")
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 class NoCompletionError(AgentError):
@@ -53,6 +61,11 @@ def body_of(recipe: Recipe) -> bytes:
             "stream": True,
         }
     return json.dumps(body).encode()
+
+
+async def in_thread(ask: Callable[[Asked, float], Answer], what: Asked, limit_s: float) -> Answer:
+    """Return ``ask(what, limit_s)``, done beside everything else; servers that hang hold up nobody but each other."""
+    return await asyncio.get_running_loop().run_in_executor(_pool, ask, what, limit_s)
 
 
 def ask_completion(recipe: Recipe, limit_s: float) -> Completion:

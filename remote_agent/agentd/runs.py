@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remote_agent.agentd.capacity import CPU, needs_sampler, process_bytes, resolve_devices
-from remote_agent.agentd.checking import Preflight, figures, found_tier
-from remote_agent.agentd.conclusion import stuck, with_answers
+from remote_agent.agentd.checking import Preflight, figures, found_tier, refuse_devices
+from remote_agent.agentd.conclusion import resident_of, stuck, with_answers
 from remote_agent.agentd.crew import Crew
 from remote_agent.agentd.holders import reuse_key
 from remote_agent.agentd.lifecycle import RunEvent, next_run_state
@@ -31,7 +31,6 @@ from remote_agent.protocol.internal import PreflightReport, ShardIdentity, Worke
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
-    Resident,
     RunAccepted,
     RunFinished,
     RunRecord,
@@ -156,9 +155,6 @@ class Run:
     async def _listen(self, resident: str | None) -> None:
         """Have a process serve what is warm now, and see that it answers. Raises: StageError"""
         self._board.begin("listening")
-        if resident is None:
-            text = "the keeper has not got the model's weights, so that no process can attach to them"
-            raise StageError(Failure("not_attachable", text, "listening"))
         go = WorkerGo(self._shards, resident, is_resident=True)
         figures = await self._services.servers.start(self._order(self._devices[0]), go)
         self._board.end("listening", figures=figures)
@@ -184,12 +180,7 @@ class Run:
         if needs_sampler(self._recipe.devices):
             await sampler.wait_known(SAMPLER_PATIENCE_S)
         self._devices = resolve_devices(self._recipe.devices, sampler.report, sampler.status)
-        if self._recipe.target_tier == "host" and CPU in self._devices:
-            text = "target_tier host registers files with a GPU, and there is none on this host: cached is what it has"
-            raise StageError(Failure("needs_gpu", text, "queue"))
-        if self._recipe.serve is not None and len(self._devices) > 1:
-            text = f"one process serves one device, and devices names {len(self._devices)}: {', '.join(self._devices)}"
-            raise StageError(Failure("serves_one_device", text, "queue"))
+        refuse_devices(self._recipe, self._devices)
 
     async def _wait_for_slot(self) -> None:
         """Wait until the devices are this run's; what uses none waits for nobody."""
@@ -335,23 +326,12 @@ class Run:
 
     def _hold(self) -> str | None:
         """Have what is ready held; return what the keeper calls it, on the last device."""
-        name = None
-        residents, report = self._services.residents, self._services.sampler.report
+        name, residents = None, self._services.residents
         for device, (worker, ready) in self._crew.hand_over().items():
-            resident = Resident(
-                self.params.run_uid,
-                self._recipe.name,
-                self._recipe.model.path,
-                device,
-                ready.tier,
-                # Of an armed process NVML knows the context's part too.
-                max(ready.bytes, process_bytes(worker.child.pid, report)) if ready.tier is Tier.ARMED else ready.bytes,
-                worker.child.pid,
-                self._owner,
-                time.time_ns(),
-                self._recipe.hold.ttl_s,
-                ready.resident,
-            )
+            # Of an armed process NVML knows the context's part too.
+            is_armed, pid = ready.tier is Tier.ARMED, worker.child.pid
+            size_bytes = max(ready.bytes, process_bytes(pid, self._services.sampler.report) if is_armed else 0)
+            resident = resident_of(self.params, device, pid, ready, self._owner, size_bytes)
             if ready.is_held:
                 residents.hold(worker, reuse_key(self._recipe, self.params.python, device, ready.tier), resident)
             else:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remote_agent.agentd.completion import Completion, NoCompletionError, ask_completion, ask_health
+from remote_agent.agentd.completion import Completion, NoCompletionError, ask_completion, ask_health, in_thread
 from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.timeline import Figure, Figures
 from remote_agent.agentd.workers import Order, SpawnError, Worker, Workers
@@ -71,6 +71,9 @@ class Servers:
         The recipe's server of before is stopped at first: nobody listens from then on until the new one does.
         Raises: StageError; then no process is left of it
         """
+        if go.resident is None:
+            text = "the keeper has not got the model's weights, so that no process can attach to them"
+            raise StageError(Failure("not_attachable", text, STAGE))
         begun = time.monotonic_ns()
         replaced = await self.stop(order.recipe.name, f"replaced by run {order.run_uid}")
         figures: dict[str, Figure] = {"replace_ns": time.monotonic_ns() - begun} if replaced else {}
@@ -194,7 +197,7 @@ class _Beginning:
             left_s = max(0.1, self._begun + self._serve.ready_timeout_s - time.monotonic())
             self._tries += 1
             try:
-                return await asyncio.to_thread(ask, what, left_s)
+                return await in_thread(ask, what, left_s)
             except NoCompletionError as error:
                 if not error.may_come:
                     raise self._error(Failure("no_completion", str(error))) from error

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from remote_agent.agentd.completion import NoCompletionError, ask_completion
+from remote_agent.agentd.completion import NoCompletionError, ask_completion, in_thread
 from remote_agent.agentd.holders import Held
 from remote_agent.agentd.keeping import KeeperLink
 from remote_agent.agentd.paths import StateDir
@@ -57,7 +57,7 @@ Ask = Callable[[float], Awaitable[tuple[int, int, str]]]
 
 @dataclass(frozen=True)
 class _Found:
-    """What is ready: of these, exactly one."""
+    """What is ready: exactly one of the two."""
 
     serving: Serving | None = None
     held: Held | None = None
@@ -82,6 +82,8 @@ class Verifying:
         """Return the samples, in order. Raises: RefusedError ``not_ready``, ``busy``; then nothing was asked"""
         await self._residents.kept.refresh()
         found = self._find(params)
+        if params.recipe is not None:
+            _refuse_other(params.recipe, found)
         if found.serving is not None:
             return await self._through_port(found.serving, params)
         assert found.held is not None
@@ -118,7 +120,7 @@ class Verifying:
 
     async def _through_port(self, serving: Serving, params: VerifyParams) -> VerifyResult:
         async def ask(limit_s: float) -> tuple[int, int, str]:
-            found = await asyncio.to_thread(ask_completion, serving.recipe, limit_s)
+            found = await in_thread(ask_completion, serving.recipe, limit_s)
             return found.first_output_ns, found.total_ns, found.output
 
         tiers = [one.tier for one in self._residents.all() if one.name == serving.resident]
@@ -164,6 +166,22 @@ class Verifying:
         root = self._state.root
         log = self._store.stderr_path(uid)
         return Order(uid, recipe, manifest.device, python, str(self._state.cache), log, str(root), manifest.owner)
+
+
+def _refuse_other(recipe: Recipe, found: _Found) -> None:
+    """Refuse what is warm by a recipe's name and is another model, or is served elsewhere, than the recipe says now."""
+    model = found.serving.recipe.model.path if found.serving is not None else _of(found).model
+    problem = f"what is warm is {model}, and the recipe names {recipe.model.path}" if model != recipe.model.path else ""
+    if found.serving is not None and recipe.serve is not None and recipe.name == found.serving.recipe.name:
+        here, there = recipe.serve.address, found.serving.server.address
+        problem = problem or (f"it is served on {there}, and the recipe names {here}" if here != there else "")
+    if problem:
+        raise RefusedError("not_ready", f"{recipe.name} is not ready on this node: {problem}: warm it again")
+
+
+def _of(found: _Found) -> Resident:
+    assert found.held is not None
+    return found.held.resident
 
 
 async def _sample(params: VerifyParams, ask: Ask) -> tuple[VerifySample, ...]:

@@ -6,37 +6,25 @@ import http.client
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remote_agent.agentd.launch import connect
-from remote_agent.agentd.paths import StateDir
-from remote_agent.client import open_client
 from remote_agent.errors import RefusedError
 from remote_agent.protocol.messages import (
-    Actor,
     Empty,
     Event,
     Finding,
-    FirstRequest,
-    ModelSource,
     ReadyRequest,
-    Recipe,
     ReleaseParams,
     ReleaseResult,
     ResidentListResult,
     RunRecord,
     RunResult,
-    RunStartParams,
     RunState,
     RunUidParams,
-    Serve,
     Server,
     ServeStopParams,
     ServeStopResult,
@@ -47,104 +35,11 @@ from remote_agent.protocol.messages import (
     VerifyParams,
     VerifyResult,
 )
-from tests.end_to_end.hosts import REPOSITORY
-from tests.remote_agent import checkpoints
+from tests.end_to_end.serving import EXAMPLES, NEW_TOKENS, PROMPT_TOKENS, Host, is_open, serve_of
 from tests.remote_agent.agentd.agents import Watcher, eventually, failure_of, is_running, parts_sum_to_wall, stage_of
 from tests.remote_agent.pipeline.models import load_with_transformers
 
 pytestmark = pytest.mark.timeout(240)
-
-EXAMPLES = REPOSITORY / "docs" / "examples"
-PROMPT_TOKENS, NEW_TOKENS = 16, 4
-
-BAD_SERVERS = """
-import http.server
-
-def returns(model, tokenizer, context):
-    print("nothing to do here", flush=True)
-
-def raises(model, tokenizer, context):
-    raise RuntimeError("no more workers")
-
-def waits(model, tokenizer, context):
-    context.stop.wait()
-
-class Empty(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_error(503, "still warming")
-
-    def do_POST(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"choices": [{"text": ""}]}')
-
-    def log_message(self, *arguments):
-        pass
-
-def empty(model, tokenizer, context):
-    with http.server.HTTPServer((context.host, context.port), Empty) as server:
-        context.on_stop(server.shutdown)
-        server.serve_forever(0.05)
-"""
-
-
-class Host:
-    """An agent of its own state directory, and a client that follows it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.state = folder, StateDir(folder / "state" / "glowplug-agent")
-        self.model = checkpoints.write_llama(folder / "llama")
-        (folder / "bad_servers.py").write_text(BAD_SERVERS)
-        self._runs = 0
-
-    def agent(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "XDG_STATE_HOME": str(self.folder / "state"), "PYTHONPATH": str(REPOSITORY)}
-        return subprocess.run(
-            [sys.executable, "-m", "remote_agent", *arguments], cwd=self.folder, env=environment,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    def glowplug(self, params: RunStartParams, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a console's verb; node ``x`` is this host, and the run's recipe is in its configuration."""
-        serve, config = serve_of(params), self.folder / "fleet.toml"
-        transport = ["env", f"PYTHONPATH={REPOSITORY}"]
-        config.write_text(
-            f"[nodes.x]\ntransport = {json.dumps(transport)}\npython = {json.dumps(sys.executable)}\n"
-            f'agent = ["-m", "remote_agent"]\nstate_directory = {json.dumps(str(self.state.root))}\n'
-            f"[recipes.tiny]\nmodel = {{ path = {json.dumps(str(self.model))} }}\n"
-            f'devices = ["cpu"]\ntarget_tier = "resident"\n[recipes.tiny.serve]\n'
-            f"entry = {json.dumps(serve.entry)}\npath = {json.dumps(serve.path)}\nport = {serve.port}\n"
-        )
-        options = ["--config", str(config), "--history", str(self.folder / "history.db")]
-        return subprocess.run(
-            [sys.executable, "-m", "console", *options, *arguments], cwd=REPOSITORY, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    def start(self) -> Watcher:
-        """Start the agent, if it does not run, and return a client that is told its events from now on."""
-        with open_client(self.state, "test"):
-            link = connect(self.state)
-        assert link is not None
-        link.settimeout(90.0)
-        client = Watcher(link, self.state)
-        client.greeting = client.hello("test")
-        client.call("subscribe", SubscribeParams("", client.greeting.newest_seq, samples=False), SubscribeResult)
-        return client
-
-    def params(self, name: str = "tiny", tier: Any = "resident", **serve: Any) -> RunStartParams:
-        """Return a run that serves the model by the example server, or as ``serve`` says."""
-        self._runs += 1
-        settings = {"entry": "completion_server:serve", "path": str(EXAMPLES), "port": free_port(), **serve}
-        recipe = Recipe(
-            name,
-            ModelSource(str(self.model)),
-            devices=("cpu",),
-            target_tier=tier,
-            request=FirstRequest(prompt_tokens=PROMPT_TOKENS, max_new_tokens=NEW_TOKENS),
-            serve=Serve(**settings),
-        )
-        return RunStartParams(f"serve-run-{self._runs:04}", recipe, Actor("ann", "laptop"))
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +57,6 @@ def client(host: Host) -> Iterator[Watcher]:
         client.call("resident.release", ReleaseParams(everything=True), ReleaseResult)
 
 
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-    return port
-
-
 def post(port: int, **body: Any) -> Any:
     """Return what the example server answers to a completion's request."""
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -176,16 +64,6 @@ def post(port: int, **body: Any) -> Any:
     content = json.loads(link.getresponse().read())
     link.close()
     return content
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as trial:
-        return trial.connect_ex(("127.0.0.1", port)) == 0
-
-
-def serve_of(params: RunStartParams) -> Serve:
-    assert params.recipe.serve is not None
-    return params.recipe.serve
 
 
 def servers(client: Watcher) -> list[Server]:
@@ -320,6 +198,11 @@ def test_the_verbs_ask_and_stop_what_serves(host: Host, client: Watcher) -> None
 
     again = host.glowplug(params, "serve", "stop", "x")
     assert (again.returncode, "nothing serves on this node" in again.stdout) == (1, True)
+    client.warm(elsewhere := host.params())
+    moved = host.glowplug(params, "verify", "x", "--recipe", "tiny")
+    words = f"it is served on {serve_of(elsewhere).address}, and the recipe names {serve.address}"
+    assert (moved.returncode, words in moved.stdout) == (1, True)
+    client.call("serve.stop", ServeStopParams(), ServeStopResult)
     unserved = host.glowplug(params, "verify", "x", "--recipe", "tiny")
     assert (unserved.returncode, f"nothing serves it on {serve.address}" in unserved.stdout) == (1, True)
 
@@ -340,28 +223,6 @@ def test_a_run_that_is_called_off_while_its_server_starts_leaves_none(host: Host
 def attached(client: Watcher) -> int:
     """Return how many processes have something attached, as the keeper says now."""
     return sum(one.attached for one in client.call("resident.list", Empty(), ResidentListResult).residents)
-
-
-def test_a_server_ends_with_its_agent(host: Host) -> None:
-    """Killed, the agent takes it along; the next agent says so, and has the model still. A stop in order is refused."""
-    with host.start() as client:
-        params = host.params()
-        run = client.warm(params)
-        (server,) = servers(client)
-        refused = host.agent("stop")
-        assert refused.returncode == 1
-        assert f"still here: the server of tiny on 127.0.0.1:{server.port} (process {server.pid})" in refused.stderr
-        os.kill(client.greeting.pid, signal.SIGKILL)
-    eventually(lambda: not is_running(server.pid) and not is_open(server.port), "the server ends")
-    with host.start() as client:
-        client.call("subscribe", SubscribeParams("", 0, samples=False), SubscribeResult)
-        assert "ended with its agent" in finding(client, "server_ended")
-        (resident,) = client.status().residents
-        assert (resident.run_uid, resident.servers) == (run.run_uid, ())
-        again = host.params()
-        assert client.warm(again).state is RunState.READY
-        assert is_open(serve_of(again).port)
-        client.call("resident.release", ReleaseParams(everything=True), ReleaseResult)
 
 
 UNREADY: tuple[tuple[dict[str, Any], str, str], ...] = (
@@ -400,4 +261,39 @@ def test_what_keeps_a_server_from_being_ready_is_one_line(
     assert detail.format(address=serve_of(params).address) in failure.detail
     assert "\n" not in failure.detail
     assert [(one.tier, one.servers) for one in client.status().residents] == [(Tier.RESIDENT, ())]
+    assert not is_open(serve_of(params).port)
+
+
+def test_a_server_ends_with_its_agent(host: Host) -> None:
+    """Killed, the agent takes it along; the next agent says so, and has the model still. A stop in order is refused."""
+    with host.start() as client:
+        params = host.params()
+        run = client.warm(params)
+        (server,) = servers(client)
+        refused = host.agent("stop")
+        assert refused.returncode == 1
+        assert f"still here: the server of tiny on 127.0.0.1:{server.port} (process {server.pid})" in refused.stderr
+        os.kill(client.greeting.pid, signal.SIGKILL)
+    eventually(lambda: not is_running(server.pid) and not is_open(server.port), "the server ends")
+    with host.start() as client:
+        client.call("subscribe", SubscribeParams("", 0, samples=False), SubscribeResult)
+        assert "ended with its agent" in finding(client, "server_ended")
+        (resident,) = client.status().residents
+        assert (resident.run_uid, resident.servers) == (run.run_uid, ())
+        client.call("resident.release", ReleaseParams(everything=True), ReleaseResult)
+
+
+@pytest.mark.gpu
+def test_a_gpu_s_resident_is_served_the_same_way(host: Host, client: Watcher) -> None:
+    """Attached, answered through the port with the tokens that the run itself gave, and closed by a release."""
+    params = host.params("gpu", devices=("cuda:0",))
+    run = client.warm(params)
+    assert run.state is RunState.READY, run
+    assert stage_of(run, "listening").extra["answer"] == run.output
+    again = client.warm(host.params("gpu", tier="standby", devices=("cuda:0",)))
+    assert (again.state, again.tier_from) == (RunState.READY, Tier.RESIDENT), again
+    assert [one.error for one in verify(client, "gpu").samples] == [None, None]
+    client.call("serve.stop", ServeStopParams(), ServeStopResult)
+    assert verify(client, str(host.model)).way == "standby"
+    client.call("resident.release", ReleaseParams(everything=True), ReleaseResult)
     assert not is_open(serve_of(params).port)
