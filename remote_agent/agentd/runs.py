@@ -214,7 +214,7 @@ class Run:
         self._found = report = await check.report()
         self._shards = report.shards
         self._tier_from = await self._find_start(check, report)
-        if self._recipe.target_tier == "resident" or self._crew.tier_held(report.shards) is Tier.ARMED:
+        if self._recipe.is_for_others or self._crew.tier_held(report.shards) is Tier.ARMED:
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
 

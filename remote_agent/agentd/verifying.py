@@ -120,6 +120,8 @@ class Verifying:
 
     async def _through_port(self, serving: Serving, params: VerifyParams) -> VerifyResult:
         async def ask(limit_s: float) -> tuple[int, int, str]:
+            if serving not in self._servers.serving:  # whoever listens there now is another
+                raise NoCompletionError(f"its server has ended: {serving.reason or 'it died'}")
             found = await in_thread(ask_completion, serving.recipe, limit_s)
             return found.first_output_ns, found.total_ns, found.output
 
@@ -128,14 +130,25 @@ class Verifying:
         return VerifyResult(samples, tiers[0] if tiers else Tier.RESIDENT, serving.server.run_uid, "port")
 
     async def _in_standby(self, held: Held, params: VerifyParams) -> VerifyResult:
+        """Ask a standby, which is free for runs between two samples."""
         refuse_busy(held)
         assert held.worker is not None
-        worker, run_uid = held.worker, held.resident.run_uid
-        self._residents.take(worker, VERIFYING)
-        try:
-            return VerifyResult(await _sample(params, _asker(worker)), Tier.STANDBY, run_uid, "standby")
-        finally:
-            self._residents.give_back(worker)
+        worker, ask_worker = held.worker, _asker(held.worker)
+
+        async def ask(limit_s: float) -> tuple[int, int, str]:
+            try:
+                refuse_busy(self._residents.of_worker(worker))
+            except RefusedError as error:
+                raise NoAnswerError(str(error)) from error
+            except KeyError:
+                raise NoAnswerError("its standby has gone") from None
+            self._residents.take(worker, VERIFYING)
+            try:
+                return await ask_worker(limit_s)
+            finally:
+                self._residents.give_back(worker)
+
+        return VerifyResult(await _sample(params, ask), Tier.STANDBY, held.resident.run_uid, "standby")
 
     @contextlib.asynccontextmanager
     async def _attached(self, held: Held, params: VerifyParams) -> AsyncIterator[Worker]:

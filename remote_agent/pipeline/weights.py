@@ -137,9 +137,7 @@ def is_to_be_shared(recipe: Recipe, device: Device) -> bool:
     A standby's on a CPU are not, unless it is to be served: its tensors are views of the files themselves, which the
     page cache keeps.
     """
-    if recipe.target_tier == "standby":
-        return device.kind == "cuda" or recipe.serve is not None
-    return recipe.target_tier == "resident"
+    return recipe.is_for_others or (recipe.target_tier == "standby" and device.kind == "cuda")
 
 
 def _describe(loaded: Loaded, found: Checkpoint, measure: Measure) -> None:

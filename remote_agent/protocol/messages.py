@@ -292,6 +292,11 @@ class Recipe(Checked):
         """Whether a run makes a model of the weights: the tiers before ``resident`` are bytes alone."""
         return self.target_tier in ("resident", "standby")
 
+    @property
+    def is_for_others(self) -> bool:
+        """Whether its weights are to lie with the keeper, on whatever device: so that other processes attach."""
+        return self.target_tier == "resident" or self.serve is not None
+
     def value_problems(self) -> Iterator[str]:
         if not self.devices:
             yield "devices: name at least one device"

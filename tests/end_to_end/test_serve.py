@@ -97,10 +97,10 @@ def verify(client: Watcher, model: str, count: int = 2) -> VerifyResult:
 
 def test_a_run_serves_what_it_made_warm(host: Host, client: Watcher) -> None:
     """Its last stage is a completion through the port, with transformers' own tokens; a release closes the port."""
-    params = host.params(health="/health")
+    params = host.params(tier="standby", health="/health")  # no keeper runs yet: it is wanted for the server's sake
     port = serve_of(params).port
     run = client.warm(params)
-    assert (run.state, run.tier_to) == (RunState.READY, Tier.RESIDENT), run
+    assert (run.state, run.tier_to) == (RunState.READY, Tier.STANDBY), run
     wanted = expected_tokens(host.model)
     listening = stage_of(run, "listening")
     assert run.stages[-1] == listening
@@ -122,9 +122,9 @@ def test_a_run_serves_what_it_made_warm(host: Host, client: Watcher) -> None:
 
 def test_a_server_that_dies_is_told_and_its_model_stays(host: Host, client: Watcher) -> None:
     """With how it died; what it served is warm still, and the next run serves it again."""
-    params = host.params(tier="standby")
+    params = host.params()
     run = client.warm(params)
-    assert (run.state, run.tier_to) == (RunState.READY, Tier.STANDBY), run
+    assert (run.state, run.tier_to) == (RunState.READY, Tier.RESIDENT), run
     (server,) = servers(client)
     os.kill(server.pid, signal.SIGKILL)
 
@@ -133,9 +133,9 @@ def test_a_server_that_dies_is_told_and_its_model_stays(host: Host, client: Watc
         f"the server of tiny on 127.0.0.1:{server.port} (process {server.pid}) died: killed (SIGKILL)"
     )
     assert servers(client) == []
-    assert [one.tier for one in client.status().residents] == [Tier.STANDBY]
-    again = client.warm(host.params(tier="standby"))
-    assert (again.state, again.tier_from) == (RunState.READY, Tier.STANDBY)
+    assert [one.tier for one in client.status().residents] == [Tier.RESIDENT]
+    again = client.warm(host.params())
+    assert (again.state, again.tier_from) == (RunState.READY, Tier.RESIDENT)
 
 
 def test_a_second_run_of_the_recipe_replaces_its_server(host: Host, client: Watcher) -> None:
@@ -160,6 +160,7 @@ def test_verify_asks_what_is_ready(host: Host, client: Watcher) -> None:
     """Through the port while there is a server, then the standby itself, then a process attached to the resident."""
     wanted = expected_tokens(host.model)
     run = client.warm(host.params(tier="standby"))
+    assert run.state is RunState.READY, run
     for way, tier, then in (
         ("port", Tier.STANDBY, "stop"),
         ("standby", Tier.STANDBY, "end"),
