@@ -45,10 +45,15 @@ from remote_agent.protocol.messages import (
     RunRecord,
     RunResult,
     RunUidParams,
+    Server,
+    ServeStopParams,
+    ServeStopResult,
     StandbyStopParams,
     StandbyStopResult,
     StatusResult,
     Tier,
+    VerifyParams,
+    VerifyResult,
 )
 from remote_agent.recipe import recipe_hash
 
@@ -56,6 +61,10 @@ T = TypeVar("T")
 
 CLOSE_S = 5.0
 ANSWER_S = 12.0
+STOP_S = 10.0
+"""How long a server may take to end."""
+ATTACH_S = 120.0
+"""How long a process may take that attaches to a resident; its imports may come first."""
 PARK_S = 600.0
 """How long a driver may take to move a whole GPU's memory to or from the host's."""
 
@@ -285,6 +294,28 @@ class Fleet:
         answer = await self.ask(node, "standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
         await self._session(node).status()
         return answer.stopped
+
+    async def stop_servers(self, node: str, recipe_name: str | None = None) -> tuple[Server, ...]:
+        """Stop a recipe's server, every server by default; what they served stays warm.
+
+        Raises: LinkError, RequestRefused.
+        """
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        limit_s = ANSWER_S + STOP_S
+        answer = await session.request("serve.stop", ServeStopParams(recipe_name), ServeStopResult, limit_s)
+        await session.status()
+        return answer.stopped
+
+    async def verify(
+        self, node: str, model: str, count: int = 1, interval_s: float = 0.0, recipe: Recipe | None = None
+    ) -> VerifyResult:
+        """Send real requests to what is ready of a model. Raises: LinkError; RequestRefused where nothing is."""
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        params = VerifyParams(model, count, interval_s, recipe=recipe, python=session.node.python)
+        limit_s = ANSWER_S + ATTACH_S + count * max(interval_s, params.timeout_s)
+        return await session.request("verify", params, VerifyResult, limit_s)
 
     async def park(self, node: str, run_uid: str) -> ParkResult:
         """Take a run's standbys off their devices. Raises: LinkError, RequestRefused."""
