@@ -33,25 +33,24 @@ def staged(cut: Sequence[int], **limits: object) -> Request:
 
 
 WARM: tuple[Request, ...] = (
-    *(mixed(registration, pool(readers, 4)) for registration in (16, 32, 64) for readers in (3, 4, 5)),
-    *(mixed(32, pool(5, buffer)) for buffer in (2, 8)),
-    *(mixed(16, pool(5, buffer)) for buffer in (2, 8)),
-    *(mixed(32, pool(5, buffer, size * MIB)) for buffer, size in ((2, 32), (4, 48), (4, 144), (4, 192))),
-    mixed(switch_interval_s=None),
-    mixed(streams=1),
-    {"path": "auto", "memory": "shared"},
-    *({"path": "mapped", "limits": {"registration_bytes": size * MIB}} for size in (8, 16, 32, 64)),
-    *(staged(pool(readers, 4)) for readers in (5, 6, 8, 10, 12)),
-    *(staged(pool(12, buffer)) for buffer in (2, 8)),
-    staged(pool(12, 2, 48 * MIB)),
-    staged(pool(12, 4), switch_interval_s=None),
+    *(mixed(32, pool(5, 4, size * MIB)) for size in (48, 96, 144, 192, 256)),
+    *(mixed(32, pool(4, 4, size * MIB)) for size in (96, 192)),
+    *(mixed(32, pool(5, buffer, 192 * MIB)) for buffer in (2, 8)),
+    *(mixed(registration, pool(5, 4, 192 * MIB)) for registration in (16, 64)),
+    mixed(32, pool(5, 4, 192 * MIB), switch_interval_s=None),
+    mixed(32, pool(5, 4, 192 * MIB), streams=1),
+    {"path": "auto"},
+    {"path": "mapped"},
+    *(staged(pool(readers, 4, 192 * MIB)) for readers in (8, 12)),
 )
 
 COLD: tuple[Request, ...] = tuple(
     {"page_cache": page_cache, "limits": {"cold": [readers, 2 * readers, size * MIB]}}
-    for page_cache in ("bypass", "keep")
-    for readers in (8, 16, 32)
-    for size in (1, 3, 8)
+    for page_cache, cuts in (
+        ("bypass", ((16, 1), (16, 3), (16, 8), (32, 1), (32, 3), (64, 1))),
+        ("keep", ((16, 3), (32, 1), (32, 3), (64, 1))),
+    )
+    for readers, size in cuts
 )
 
 

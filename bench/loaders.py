@@ -86,6 +86,7 @@ def run_load(load: Load, request: dict[str, Any], shards: list[Path], device: st
     gc.collect()
     if device != "cpu":
         torch.cuda.empty_cache()
+        wake(device)  # what the driver leaves of giving memory back to whoever wants some next is not the next load's
     return answer
 
 
@@ -200,6 +201,7 @@ def use_host(folder: Path, shards: list[Path], device: str) -> Load:
     with OpenShards(headers) as files:
         step_bytes = opened.ring.limits.registration_bytes
         kept = register_all(headers, files, opened.runtime, step_bytes, lambda done, total: None, lambda path: None)
+    kept.ceiling_bytes_s = opened.ring.begin_ceiling().finish()
 
     def call(request: dict[str, Any], stack: ExitStack) -> tuple[Tensors, dict[str, Any]]:
         loaded = load(

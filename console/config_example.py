@@ -83,6 +83,22 @@ make_room = false               # true: idle models go where memory or hold_budg
 [recipes.llama.deadlines]       # seconds a stage
 weights = 600
 
+[recipes.chat]                  # warm, and served by a function of yours: docs/serving.md
+model = { path = "/models/llama-2-7b" }
+target_tier = "resident"
+
+[recipes.chat.serve]            # once the model is warm, a process attaches to it and calls entry
+entry = "completion_server:serve"  # module:function
+path = "/opt/glowplug/examples" # on the host: where Python looks for the module first
+host = "127.0.0.1"
+port = 8000
+# health = "/health"            # must answer 200 before the request is sent
+ready_timeout_s = 60
+
+[recipes.chat.serve.request]    # the run is ready once this is answered
+path = "/v1/completions"
+# body = { prompt = "Hello", max_tokens = 1 }  # otherwise the recipe's own request, in OpenAI's style
+
 [recipes.llama-files]           # before traffic shifts: no GPU is touched
 model = { path = "/models/llama-2-7b" }
 target_tier = "cached"          # in the page cache; or host: registered with a GPU, for the next run of the model
@@ -92,7 +108,7 @@ hold = { lock = true }          # with cached: a small process locks the pages u
 model = { path = "/models/all-minilm-l6-v2" }
 request = { kind = "encode", prompt = "A sentence to embed." }
 
-[[rollout]]                     # a recipe to many nodes; so far `glowplug rollout plan eu-llama` shows what it would do
+[[rollout]]                     # a recipe to many nodes: `glowplug rollout plan eu-llama`, then `start`
 name = "eu-llama"
 selector = "tag:eu"             # a name, tag:NAME, a pattern, all, or a list of these
 recipe = "llama"
@@ -100,7 +116,7 @@ canary = 1                      # nodes, or "10%" of those selected, in a batch 
 serial = [1, "50%"]             # a batch each; the last entry repeats. Percentages round down, to at least 1
 order = "as_listed"             # or coldest_first, or tags whose nodes come first: ["tag:h200", "tag:eu"]
 max_unavailable = 1             # so many at once are taken out; those that are down anyway count
-max_failures = 1                # reached over the whole rollout, it aborts
+max_failures = 1                # reached over the whole rollout, it aborts; a failed gate below it waits for you
 progress_deadline_s = 1800      # without a node that becomes ready for so long, it aborts
 node_timeout_s = 900            # what a node may take to drain and warm, and again to shift
 retries = 1                     # tries of a node after its first
@@ -124,14 +140,14 @@ factor = 1.5                    # at most so many times the node's own median
 tier = "standby"                # reached, or a warmer one
 
 [[rollout.gates]]
-command = ["/opt/checks/errors-are-low"]  # no shell; exit 0 passes
+command = ["/opt/checks/errors-are-low"]  # no shell; exit 0 passes, 75 is inconclusive
 timeout_s = 10
 
 [[rollout.gates]]
 http = "http://monitor.example/ready"
 status = 200
 
-[rollout.hooks]                 # programs that move traffic, one node at a time; no shell
+[rollout.hooks]                 # programs that move traffic, for one node; no shell, exit 75 tries again
 before_shift = { argv = ["/opt/hooks/drain"], timeout_s = 120 }  # before the node is warmed
 shift = { argv = ["/opt/hooks/shift"], timeout_s = 60 }  # once the gates of its batch passed
 after_shift = { argv = ["/opt/hooks/check"], timeout_s = 60 }

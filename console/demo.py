@@ -100,6 +100,7 @@ class EmbeddedFleet:
             log_file=self.directory / "glowplug.log",
             state_directory=self.directory,
             known_hosts_file=self.directory / "keys" / "known_hosts",
+            cache_directory=self.directory / "cache",
         )
 
     def __enter__(self) -> Self:

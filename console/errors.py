@@ -8,6 +8,10 @@ GlowplugError                1
 ├── HistoryError             2  the history can't be opened or written
 ├── RunFailed                1  a run ended in anything but ``ready``
 ├── RequestRefused           1  the agent understood and said no; ``code`` is stable
+├── UploadFailed             1  a file did not get onto a host
+├── DeployFailed             1  a host is not as it must be, or keeps the agent that it has
+├── HookFailed               1  a hook that comes with Glowplug did not reach what it is for
+│   └── HookRetry           75  and another try may: a rollout runs the hook again
 ├── Aborted                  4  the operator or a gate stopped it
 ├── Interrupted            130  Ctrl-C
 └── LinkError                3  no conversation with a node; ``final``: a retry can't mend it
@@ -17,6 +21,7 @@ GlowplugError                1
     ├── ProtocolMismatch  final no protocol version in common
     ├── NodeMisconfigured final an identity, a known_hosts file or ssh's own settings can't be used
     ├── AuthenticationFailed final
+    ├── PromptDeclined    final a person was asked, and gave no answer or none that is right
     ├── HostKeyUnknown    final never seen; may be accepted by a person
     └── HostKeyChanged    final another key than the known one, or ruled out; is never accepted here
 """
@@ -68,6 +73,28 @@ class RequestRefused(GlowplugError):
         self.code = code
 
 
+class UploadFailed(GlowplugError):
+    """A file did not get onto a host; nothing there has changed."""
+
+
+class DeployFailed(GlowplugError):
+    """A host is not as it must be, or keeps the agent that it has; ``code`` is the host's word for why, or empty."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class HookFailed(GlowplugError):
+    """A hook that comes with Glowplug did not reach what it is for."""
+
+
+class HookRetry(HookFailed):
+    """Another try may reach it; by this exit code a rollout runs the hook again."""
+
+    exit_code = 75
+
+
 class Aborted(GlowplugError):
     """The operator or a gate stopped it."""
 
@@ -117,31 +144,49 @@ class AuthenticationFailed(LinkError):
     final = True
 
 
-class HostKeyUnknown(LinkError):
-    """No key of this host is known. ``line`` is what `known_hosts.append` would add to ``known_hosts_file``."""
+class PromptDeclined(LinkError):
+    """A person was asked for something, and gave no answer or none that is right."""
 
     final = True
 
-    def __init__(self, host: str, port: int, fingerprint: str, line: str, known_hosts_file: Path) -> None:
-        super().__init__(f"the host key of {host} port {port} is not known: {fingerprint}")
+
+class HostKeyUnknown(LinkError):
+    """No key of this host is known. ``line`` is what `known_hosts.append` would add to ``known_hosts_file``.
+
+    ``fingerprint`` is SHA256's, ``kind`` as ssh names it (``ED25519``); ``hint``: what can be done.
+    """
+
+    final = True
+
+    def __init__(
+        self, host: str, port: int, fingerprint: str, line: str, known_hosts_file: Path, kind: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(f"the host key of {host} port {port} is not known: {f'{kind} {fingerprint}'.strip()}{hint}")
         self.host = host
         self.port = port
         self.fingerprint = fingerprint
         self.line = line
         self.known_hosts_file = known_hosts_file
+        self.kind = kind
 
 
 class HostKeyChanged(LinkError):
     """The host shows another key than the known one, or one that may not be accepted. There is nothing to accept.
 
-    ``fingerprint`` is empty where the key was refused before it could be looked at.
+    ``fingerprint`` is empty where the key was refused before it could be looked at. ``entries``: what
+    known_hosts has of the host that speaks against it, ``ED25519 SHA256:… in FILE:LINE``.
     """
 
     final = True
 
-    def __init__(self, host: str, port: int, fingerprint: str, text: str) -> None:
-        shows = f": it shows {fingerprint}" if fingerprint else ""
-        super().__init__(f"the host key of {host} port {port} {text}{shows}")
+    def __init__(
+        self, host: str, port: int, fingerprint: str, text: str, entries: Sequence[str] = (), kind: str = ""
+    ) -> None:
+        self.what = f"the host key of {host} port {port} {text}"
+        shows = f": it shows {f'{kind} {fingerprint}'.strip()}" if fingerprint else ""
+        super().__init__("; ".join((f"{self.what}{shows}", *(f"there is {entry}" for entry in entries))))
         self.host = host
         self.port = port
         self.fingerprint = fingerprint
+        self.kind = kind
+        self.entries = tuple(entries)

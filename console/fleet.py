@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import db.errors
 from console.clean import clean_record
@@ -44,15 +45,26 @@ from remote_agent.protocol.messages import (
     RunRecord,
     RunResult,
     RunUidParams,
+    Server,
+    ServeStopParams,
+    ServeStopResult,
     StandbyStopParams,
     StandbyStopResult,
     StatusResult,
     Tier,
+    VerifyParams,
+    VerifyResult,
 )
 from remote_agent.recipe import recipe_hash
 
+T = TypeVar("T")
+
 CLOSE_S = 5.0
 ANSWER_S = 12.0
+STOP_S = 10.0
+"""How long a server may take to end."""
+ATTACH_S = 120.0
+"""How long a process may take that attaches to a resident; its imports may come first."""
 PARK_S = 600.0
 """How long a driver may take to move a whole GPU's memory to or from the host's."""
 
@@ -248,11 +260,21 @@ class Fleet:
 
     async def cancel_run(self, node: str, run_uid: str) -> RunRecord:
         """Have the node end a run; return what it is then. Raises: LinkError, RequestRefused."""
+        answer = await self.ask(node, "run.cancel", RunUidParams(run_uid), RunResult)
+        self._session(node).found(answer.run)
+        return answer.run
+
+    async def find_run(self, node: str, run_uid: str, timeout_s: float = ANSWER_S) -> RunRecord:
+        """Return a run as its node has it now. Raises: LinkError, RequestRefused."""
+        answer = await self.ask(node, "run.get", RunUidParams(run_uid), RunResult, timeout_s)
+        self._session(node).found(answer.run)
+        return answer.run
+
+    async def ask(self, node: str, method: str, params: object, result: type[T], timeout_s: float = ANSWER_S) -> T:
+        """Ask the node one thing, once it can be asked. Raises: LinkError, RequestRefused."""
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
-        answer = await session.request("run.cancel", RunUidParams(run_uid), RunResult)
-        session.found(answer.run)
-        return answer.run
+        return await session.request(method, params, result, timeout_s)
 
     async def release(self, node: str, run_uid: str | None = None) -> tuple[Resident, ...]:
         """Let go of what a run left warm, of everything by default. Raises: LinkError, RequestRefused."""
@@ -260,10 +282,8 @@ class Fleet:
 
     async def let_go(self, node: str, params: ReleaseParams) -> ReleaseResult:
         """Let go of what is named; the answer may take ``wait_s`` longer. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        answer = await session.request("resident.release", params, ReleaseResult, ANSWER_S + params.wait_s)
-        await session.status()
+        answer = await self.ask(node, "resident.release", params, ReleaseResult, ANSWER_S + params.wait_s)
+        await self._session(node).status()
         return answer
 
     async def stop_standbys(self, node: str, recipe_name: str) -> tuple[Resident, ...]:
@@ -271,11 +291,31 @@ class Fleet:
 
         Raises: LinkError, RequestRefused.
         """
+        answer = await self.ask(node, "standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
+        await self._session(node).status()
+        return answer.stopped
+
+    async def stop_servers(self, node: str, recipe_name: str | None = None) -> tuple[Server, ...]:
+        """Stop a recipe's server, every server by default; what they served stays warm.
+
+        Raises: LinkError, RequestRefused.
+        """
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
-        answer = await session.request("standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
+        limit_s = ANSWER_S + STOP_S
+        answer = await session.request("serve.stop", ServeStopParams(recipe_name), ServeStopResult, limit_s)
         await session.status()
         return answer.stopped
+
+    async def verify(
+        self, node: str, model: str, count: int = 1, interval_s: float = 0.0, recipe: Recipe | None = None
+    ) -> VerifyResult:
+        """Send real requests to what is ready of a model. Raises: LinkError; RequestRefused where nothing is."""
+        session = self._session(node)
+        await session.until_connected(session.node.connect_timeout_s)
+        params = VerifyParams(model, count, interval_s, recipe=recipe, python=session.node.python)
+        limit_s = ANSWER_S + ATTACH_S + count * max(interval_s, params.timeout_s)
+        return await session.request("verify", params, VerifyResult, limit_s)
 
     async def park(self, node: str, run_uid: str) -> ParkResult:
         """Take a run's standbys off their devices. Raises: LinkError, RequestRefused."""
@@ -286,10 +326,8 @@ class Fleet:
         return await self._move(node, "unpark", run_uid)
 
     async def _move(self, node: str, method: str, run_uid: str) -> ParkResult:
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        answer = await session.request(method, ParkParams(run_uid), ParkResult, timeout_s=PARK_S)
-        await session.status()
+        answer = await self.ask(node, method, ParkParams(run_uid), ParkResult, PARK_S)
+        await self._session(node).status()
         return answer
 
     def said(self, node: str) -> tuple[str, ...]:
@@ -310,15 +348,11 @@ class Fleet:
 
     async def list_cache(self, node: str, directory: str | None = None) -> CacheListResult:
         """Ask the node what a compile cache keeps. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.request("cache.list", CacheListParams(directory), CacheListResult)
+        return await self.ask(node, "cache.list", CacheListParams(directory), CacheListResult)
 
     async def clear_cache(self, node: str, params: CacheClearParams) -> CacheClearResult:
         """Have the node clear what is named. Raises: LinkError; RequestRefused under a run, or without such a key."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.request("cache.clear", params, CacheClearResult)
+        return await self.ask(node, "cache.clear", params, CacheClearResult)
 
     def retry_now(self, node: str) -> None:
         """Try to reach the node at once, whatever its link waits for."""

@@ -323,9 +323,10 @@ class Session:
 def _remedy(told: str) -> str:
     """Return what mends a host where no agent could be started, as far as its own words tell."""
     if "No module named remote_agent" in told:
-        return "; copy glowplug-agent.pyz to that host and set the node's agent to its path there"
+        by_hand = "copy glowplug-agent.pyz there and set the node's agent to its path"
+        return f"; glowplug deploy brings it to a host with SSH, or {by_hand}"
     if "can't open file" in told and ".pyz" in told:
-        return "; copy glowplug-agent.pyz to that path, or set the node's agent to where it is"
+        return "; glowplug deploy puts it there over SSH, or set the node's agent to where it is"
     return ""
 
 

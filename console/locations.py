@@ -22,6 +22,7 @@ class Locations:
     log_file: Path
     state_directory: Path
     known_hosts_file: Path
+    cache_directory: Path
 
 
 def locations(
@@ -32,7 +33,8 @@ def locations(
 ) -> Locations:
     """Return every place; a flag wins over the environment, that over the platform's directories.
 
-    Environment: GLOWPLUG_CONFIG, GLOWPLUG_HISTORY, GLOWPLUG_LOG (files), GLOWPLUG_STATE (a directory).
+    Environment: GLOWPLUG_CONFIG, GLOWPLUG_HISTORY, GLOWPLUG_LOG (files), GLOWPLUG_STATE,
+    GLOWPLUG_CACHE (directories).
     Raises: UsageError where the user has no home directory and that is needed.
     """
     state = _pick(None, environ, "GLOWPLUG_STATE", lambda: platformdirs.user_state_path(APP, False))
@@ -46,6 +48,7 @@ def locations(
         log_file=_pick(log, environ, "GLOWPLUG_LOG", lambda: state / "glowplug.log"),
         state_directory=state,
         known_hosts_file=state / "known_hosts",
+        cache_directory=_pick(None, environ, "GLOWPLUG_CACHE", lambda: platformdirs.user_cache_path(APP, False)),
     )
 
 

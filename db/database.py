@@ -115,6 +115,21 @@ def history_uuid(connection: sqlite3.Connection) -> str:
     return str(row[0])
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return what a file of that name is, whatever it is called; None without one."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def refuse_replaced(path: Path, opened: tuple[int, int] | None) -> None:
+    """Refuse a history that is not the file any more that was opened. Raises: DamagedError"""
+    if identity(path) != opened:
+        raise DamagedError(f"the history {path} was moved or replaced while in use; start the console again")
+
+
 def refuse_network_filesystem(path: Path) -> None:
     """Refuse a path where the processes of one database can't share memory.
 

@@ -8,6 +8,10 @@ HistoryError
 ├── NewerSchemaError            written by a newer Glowplug
 ├── DamagedError                the file is damaged, or was replaced while in use
 ├── AmbiguousRunError           a run's prefix fits several runs; carries them
+├── AmbiguousRolloutError       a rollout's prefix fits several rollouts
+├── RolloutError                a rollout can't be begun or changed as it stands
+│   ├── LeaseHeldError          another process carries it out; says which, and for how long at least
+│   └── LeaseLostError          another process has taken it over
 └── WriterFullError             the writer takes no more until it has caught up
 """
 
@@ -48,6 +52,32 @@ class AmbiguousRunError(HistoryError):
     def __init__(self, prefix: str, candidates: tuple[str, ...]) -> None:
         super().__init__(f"{prefix} fits {len(candidates)} runs: {', '.join(candidates)}")
         self.candidates = candidates
+
+
+class AmbiguousRolloutError(HistoryError):
+    """A prefix fits more than one rollout."""
+
+    def __init__(self, prefix: str, candidates: tuple[str, ...]) -> None:
+        super().__init__(f"{prefix} fits {len(candidates)} rollouts: {', '.join(candidates)}")
+
+
+class RolloutError(HistoryError):
+    """A rollout can't be begun or changed as it stands."""
+
+
+class LeaseHeldError(RolloutError):
+    """Another process carries the rollout out."""
+
+    def __init__(self, name: str, holder: str, left_s: float) -> None:
+        super().__init__(
+            f"rollout {name} is carried out by {holder}; its lease has {left_s:.1f} s left unless it is renewed"
+        )
+        self.holder = holder
+        self.left_s = left_s
+
+
+class LeaseLostError(RolloutError):
+    """The rollout was taken over; nothing more may be done by who had it before."""
 
 
 class WriterFullError(HistoryError):

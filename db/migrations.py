@@ -11,6 +11,7 @@ import uuid
 from sqlite_utils import Database, Migrations
 
 from db.errors import HistoryError
+from db.rollout_tables import ROLLOUT_TABLES
 
 APPLICATION_ID = 0x474C4F57
 """``GLOW``: marks the file as a history of ours."""
@@ -145,7 +146,14 @@ def create_tables(db: Database) -> None:
     db.execute("INSERT INTO meta (key, value) VALUES ('history_uuid', ?)", [str(uuid.uuid4())])
 
 
-NEWEST = 1
+@migrations(name="0002_rollouts")
+def create_rollout_tables(db: Database) -> None:
+    """Create what a rollout is stored in."""
+    for statement in ROLLOUT_TABLES:
+        db.execute(statement)
+
+
+NEWEST = 2
 """The schema that this program writes: the number of the newest migration."""
 
 

@@ -62,12 +62,12 @@ class History:
 
     def runs(self, wanted: RunFilter | None = None) -> tuple[RunRow, ...]:
         """Return the runs that fit, newest first."""
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             return tuple(_run(row) for row in _select_runs(connection, wanted or RunFilter()))
 
     def runs_with_stages(self, wanted: RunFilter | None = None) -> tuple[RunWithStages, ...]:
         """Return the runs that fit, newest first, each with its stages in order."""
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             rows = _select_runs(connection, wanted or RunFilter())
             return tuple((_run(row), _stages(connection, row["run_id"])) for row in rows)
 
@@ -76,7 +76,7 @@ class History:
 
         Raises: AmbiguousRunError naming the runs that fit.
         """
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             row = _find_run(connection, run_uid)
             return (_run(row), _stages(connection, row["run_id"])) if row else None
 
@@ -85,7 +85,7 @@ class History:
 
         One that armed a process is compared with such a run alone, any other never with one.
         """
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             this = _find_run(connection, run_uid)
             if this is None:
                 return None
@@ -111,7 +111,7 @@ class History:
         ``before`` names a run: only runs that started before it count. A stage's figure is the median of its
         ``duration_ns`` where it was done; ``recent_wall_ns`` is oldest first. None without any such run.
         """
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             limit_ns = 2**63 - 1
             if before is not None and (this := _find_run(connection, before)) is not None:
                 limit_ns = this["started_ns"]
@@ -127,7 +127,7 @@ class History:
 
     def events(self, run_uid: str) -> tuple[EventRow, ...]:
         """Return the run's events in the order the host wrote them; the run is named as for `run`."""
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             run = _find_run(connection, run_uid)
             if run is None:
                 return ()
@@ -140,13 +140,13 @@ class History:
 
     def last_end(self, node: str) -> EventRow | None:
         """Return the event that ended the newest run of that node that is over; None without one."""
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             row = connection.execute(*last_end_statement(node)).fetchone()
             return EventRow(**dict(row)) if row else None
 
     def samples(self, run_uid: str) -> tuple[SampleRow, ...]:
         """Return what was sampled during the run, oldest first; the run is named as for `run`."""
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             run = _find_run(connection, run_uid)
             if run is None:
                 return ()
@@ -159,7 +159,7 @@ class History:
 
     def cursor(self, journal_uuid: str) -> int:
         """Return the highest seq up to which everything of that journal is stored or known to be lost; 0 for none."""
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             row = connection.execute(
                 "SELECT contiguous_seq FROM cursors WHERE journal_uuid = ?", (journal_uuid,)
             ).fetchone()
@@ -167,7 +167,7 @@ class History:
 
     def count(self) -> int:
         """Return how many runs there are."""
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             return int(connection.execute("SELECT count(*) FROM runs WHERE started_ns IS NOT NULL").fetchone()[0])
 
     def nodes(self) -> tuple[str, ...]:
@@ -179,11 +179,11 @@ class History:
         return self._names("SELECT name FROM recipes ORDER BY name")
 
     def _names(self, statement: str) -> tuple[str, ...]:
-        with self._snapshot() as connection:
+        with self.snapshot() as connection:
             return tuple(row[0] for row in connection.execute(statement))
 
     @contextlib.contextmanager
-    def _snapshot(self) -> Iterator[sqlite3.Connection]:
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
         """One read transaction, so that a run and its stages belong together."""
         with self._lock, explained(self._path):
             self._connection.execute("BEGIN")
@@ -223,12 +223,12 @@ def last_end_statement(node: str) -> tuple[str, tuple[object, ...]]:
 
 
 def _select_runs(connection: sqlite3.Connection, wanted: RunFilter) -> list[sqlite3.Row]:
-    if not all(map(_is_text, filter(None, (wanted.node, wanted.recipe, wanted.state)))):
+    if not all(map(is_text, filter(None, (wanted.node, wanted.recipe, wanted.state)))):
         return []
     return connection.execute(*runs_statement(wanted)).fetchall()
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
     """Return whether SQLite can be asked for ``value``: what a shell hands over need not be UTF-8."""
     try:
         return "\0" not in value and bool(value.encode())
@@ -238,7 +238,7 @@ def _is_text(value: str) -> bool:
 
 def _find_run(connection: sqlite3.Connection, run_uid: str) -> sqlite3.Row | None:
     """Return the one described run that ``run_uid`` names, whole or by its beginning."""
-    if not _is_text(run_uid):
+    if not is_text(run_uid):
         return None
     exact: sqlite3.Row | None = connection.execute(f"{_RUNS} WHERE run_uid = ?", (run_uid,)).fetchone()
     if exact is not None or len(run_uid) < SHORTEST_PREFIX:

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from db.database import connect, explain
-from db.errors import DamagedError, HistoryError, WriterFullError
+from db.database import connect, explain, identity, refuse_replaced
+from db.errors import HistoryError, WriterFullError
 from db.records import Record, SampleRow
 from db.store import Row, is_storable, store_batch
 
@@ -55,7 +55,7 @@ class Writer:
         self.problem: str | None = None
         self._path = Path(os.path.realpath(path))
         self._connection = connect(self._path, read_only=False)
-        self._identity = _identity(self._path)
+        self._identity = identity(self._path)
         self._changed = threading.Condition()
         self._waiting: deque[Row] = deque()
         self._waiting_bytes = 0
@@ -160,8 +160,7 @@ class Writer:
             return batch
 
     def _commit(self, batch: list[Row]) -> dict[str, int]:
-        if _identity(self._path) != self._identity:
-            raise DamagedError(f"the history {self._path} was moved or replaced while in use; start the console again")
+        refuse_replaced(self._path, self._identity)
         return store_batch(self._connection, batch)
 
     def _finish(self, batch: list[Row], cursors: dict[str, int]) -> None:
@@ -200,14 +199,6 @@ class Writer:
                 callback(*arguments)
             except Exception:
                 log.exception("a listener of the history's writer failed")
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _size_bytes(row: Row) -> int:

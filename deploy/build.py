@@ -7,38 +7,16 @@ The same sources give the same bytes.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
+from console.deployment.agent_file import PYZ_NAME, BuildError, agent_files, build_content, write_file
+
 ROOT = Path(__file__).resolve().parent.parent
-PYZ_NAME = "glowplug-agent.pyz"
-SHEBANG = b"#!/usr/bin/env python3\n"
-EARLIEST = (1980, 1, 1, 0, 0, 0)
-
-PYZ_MAIN = '''\
-"""Runs Glowplug's agent from this one file."""
-
-import sys
-
-if sys.version_info < (3, 10):
-    sys.exit("glowplug-agent: Python 3.10 or newer is needed, this is " + sys.version.split()[0])
-
-from remote_agent.__main__ import main
-
-if __name__ == "__main__":
-    sys.exit(main())
-'''
-
-
-class BuildError(Exception):
-    """An artefact can't be built; the text says why."""
 
 
 def main() -> int:
@@ -77,7 +55,7 @@ def build_agent_wheel(out: Path) -> None:
     """Build the wheel that holds ``remote_agent`` alone, with its own metadata."""
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
-        for path, name in agent_files():
+        for path, name in agent_files(ROOT / "remote_agent"):
             (project / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, project / name)
         for path in (ROOT / "LICENSE", *(ROOT / "deploy" / "agent").iterdir()):
@@ -88,57 +66,9 @@ def build_agent_wheel(out: Path) -> None:
 def build_pyz(target: Path) -> None:
     """Write the agent, with the bundled NVML bindings and both licences, as one executable file.
 
-    Raises: BuildError without nvidia-ml-py, or if its licence is not where it was.
+    Raises: BuildError.
     """
-    pynvml = _find_pynvml()
-    bundled = pynvml.read_bytes()
-    contents = {name: path.read_bytes() for path, name in agent_files()}
-    contents |= {
-        "__main__.py": PYZ_MAIN.encode(),
-        "LICENSE": (ROOT / "LICENSE").read_bytes(),
-        "pynvml.py": bundled,
-        "pynvml-LICENSE.txt": licence_of(bundled.decode("utf-8")).encode(),
-    }
-    with target.open("wb") as file:
-        file.write(SHEBANG)
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            for name in sorted(contents):
-                entry = zipfile.ZipInfo(name, EARLIEST)
-                entry.create_system = 3
-                entry.external_attr = 0o100644 << 16
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(entry, contents[name], compresslevel=9)
-    target.chmod(0o755)
-
-
-def agent_files() -> Iterator[tuple[Path, str]]:
-    """Yield each file of ``remote_agent`` with its name inside an artefact."""
-    for path in sorted((ROOT / "remote_agent").rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
-            yield path, path.relative_to(ROOT).as_posix()
-
-
-def licence_of(source: str) -> str:
-    """Return the licence that stands at the head of the bindings, without the comment marks.
-
-    Raises: BuildError if it does not stand there.
-    """
-    lines = []
-    for line in source.splitlines()[1:]:
-        if line.startswith("####") or not line.startswith("#"):
-            break
-        lines.append(line[1:].removeprefix(" ").rstrip())
-    text = "\n".join(lines) + "\n"
-    if "Copyright" not in text or "Redistribution and use" not in text or "WARRANTIES" not in text:
-        raise BuildError("nvidia-ml-py's licence is not at the head of pynvml.py any more; see deploy/build.py")
-    return text
-
-
-def _find_pynvml() -> Path:
-    spec = importlib.util.find_spec("pynvml")
-    if spec is None or spec.origin is None or Path(spec.origin).name != "pynvml.py":
-        raise BuildError("nvidia-ml-py is not installed here; run make setup")
-    return Path(spec.origin)
+    write_file(target, build_content(ROOT / "remote_agent", (ROOT / "LICENSE").read_bytes()))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,14 @@ A serving process uses ``remote_agent.attach`` (see `resident_client`), which is
 """
 
 import importlib
+from pathlib import Path
 
 __version__ = "0.1.0"
+
+# The single file is found by a link, which an upgrade moves: a process goes on with the file that it began with.
+_home = Path(__path__[0]).parent
+if _home.is_file():
+    __path__ = [str(_home.resolve() / "remote_agent")]
 
 
 def __getattr__(name: str) -> object:

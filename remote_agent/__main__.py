@@ -30,6 +30,10 @@ VERBS = {
     "standby": ("remote_agent.verbs.standby", "start a process that waits for a model's weights, or end it"),
     "release": ("remote_agent.verbs.release", "let go of warm models, or of the driver"),
     "cache": ("remote_agent.verbs.cache", "what compile caches keep, and clear them"),
+    "install": (
+        "remote_agent.verbs.install",
+        "make this file the agent that consoles start, in place of the one at work",
+    ),
     "stop": ("remote_agent.verbs.stop", "end the agent"),
 }
 """Verbs for people: module (with ``main(argv) -> int``) and one line of help."""

@@ -9,6 +9,7 @@ AgentError
 ├── RecipeError          a recipe file can't be used
 ├── StateDirError        the state directory can't be used or trusted
 ├── LockFileError        a file can't serve as a lock among users
+├── VersionError         a version of the agent can't be installed
 ├── LaunchError          the agent can't be reached or started
 ├── SilentAgentError     an agent runs and does not answer
 ├── ConnectionLostError  the agent closed the connection
@@ -89,6 +90,10 @@ class StateDirError(AgentError):
 
 class LockFileError(AgentError):
     """A file that should be a lock among users can't be used; names it."""
+
+
+class VersionError(AgentError):
+    """A version of the agent can't be installed; the one before it is still there."""
 
 
 class LaunchError(AgentError):

@@ -107,7 +107,7 @@ def test_the_console_installs_without_torch(dist: Path) -> None:
     always = {re.split(r"[<>=! ;]", need)[0] for need in needs if "extra ==" not in need}
 
     assert metadata["Requires-Python"] == ">=3.11"
-    assert always == {"asyncssh", "bcrypt", "click", "platformdirs", "sqlite-utils", "textual"}
+    assert always == {"asyncssh", "bcrypt", "click", "nvidia-ml-py", "platformdirs", "sqlite-utils", "textual"}
     assert any(need.startswith("torch") and "extra == 'local'" in need for need in needs)
 
 
@@ -122,7 +122,7 @@ def test_the_consoles_wheel_has_its_command_and_its_three_extras(dist: Path) -> 
 
     assert b"glowplug = console.__main__:main" in entry_points
     assert metadata.get_all("Provides-Extra") == ["bench", "dev", "local"]
-    assert local == {"torch", "safetensors", "cuda-python", "nvidia-ml-py", "transformers"}
+    assert local == {"torch", "safetensors", "cuda-python", "transformers"}
 
 
 def test_the_agents_wheel_holds_the_agent_alone_with_its_own_metadata(dist: Path) -> None:
@@ -235,6 +235,16 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check", "--target"]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, folder, wheel], check=True)
     return folder
+
+
+def test_the_installed_console_builds_the_very_same_single_file(dist: Path, installed: Path, tmp_path: Path) -> None:
+    """What `glowplug deploy` makes without a checkout is what `make dist` makes with one."""
+    script = "import sys; from pathlib import Path; from console.deployment.agent_file import build_installed"
+    command = [sys.executable, "-P", "-c", f"{script}; build_installed(Path(sys.argv[1]))", tmp_path]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, check=True)
+
+    assert (tmp_path / PYZ).read_bytes() == (dist / PYZ).read_bytes()
+    assert stat.S_IMODE((tmp_path / PYZ).stat().st_mode) == 0o755
 
 
 def run_glowplug(*search: Path, folder: Path) -> subprocess.CompletedProcess[str]:

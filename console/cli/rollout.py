@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import click
 
 import db.errors
+from console.cli import rollout_verbs as verbs
 from console.cli.common import Context, emit, json_option
-from console.config import Node
+from console.config import Config, Node
 from console.errors import HistoryError
-from console.rollout.plan import Candidate, make_plan
+from console.rollout.plan import Candidate, Plan, make_plan
 from console.rollout.plan_text import plan_document, plan_lines
 from db.queries import History
 from db.records import RunFilter
@@ -20,7 +21,11 @@ from remote_agent.recipe import recipe_hash
 
 @click.group("rollout")
 def command() -> None:
-    """Look at what a rollout of fleet.toml would do, batch by batch."""
+    """Bring a recipe to many nodes batch by batch, as a [[rollout]] of fleet.toml says."""
+
+
+for verb in (verbs.status, verbs.pause, verbs.resume, verbs.promote, verbs.retry, verbs.skip, verbs.abort):
+    command.add_command(verb)
 
 
 @command.command("plan")
@@ -35,17 +40,38 @@ def plan(context: Context, name: str, as_json: bool) -> int:
 
     Exit codes: 0 shown, 2 no such rollout, a selector that names no node, or a mistake in fleet.toml.
     """
-    config = context.load_config()
-    rollout = config.rollout(name)
-    nodes = config.select(rollout.selectors)
-    candidates = _candidates(context, nodes, rollout.recipe, recipe_hash(config.recipe(rollout.recipe)))
-    planned = make_plan(rollout, candidates, config.defaults.parallel)
+    planned = _planned(context, context.load_config(), name)
     if as_json:
         emit(plan_document(planned))
     else:
         for line in plan_lines(planned):
             click.echo(line)
     return 0
+
+
+@command.command("start")
+@click.argument("name")
+@json_option
+@click.pass_obj
+def start(context: Context, name: str, as_json: bool) -> int:
+    """Carry out rollout NAME in this terminal, to its end; progress is told on stderr.
+
+    While it waits for you, the other verbs reach it from another terminal. Ctrl-C pauses it and ends this: what runs
+    on nodes goes on there, hooks that move traffic are waited for (once more, and they are killed), and
+    `glowplug rollout resume NAME` takes it up again.
+
+    Exit codes: 0 all ready or skipped, 1 a node failed, 2 usage, configuration, or a rollout of that name or with one
+    of these nodes is not over, 4 aborted, 130 interrupted.
+    """
+    config = context.load_config()
+    return verbs.start_planned(context, config, _planned(context, config, name), as_json)
+
+
+def _planned(context: Context, config: Config, name: str) -> Plan:
+    rollout = config.rollout(name)
+    nodes = config.select(rollout.selectors)
+    candidates = _candidates(context, nodes, rollout.recipe, recipe_hash(config.recipe(rollout.recipe)))
+    return make_plan(rollout, candidates, config.defaults.parallel)
 
 
 def _candidates(context: Context, nodes: Sequence[Node], recipe: str, hashed: str) -> list[Candidate]:

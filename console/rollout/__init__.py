@@ -1,1 +1,1 @@
-"""Rollouts: a recipe brought to many nodes batch by batch. What is here is pure: no clock, no I/O."""
+"""Rollouts: a recipe brought to many nodes batch by batch, by a pure machine and a controller that drives it."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from console.rollout.events import BackOutNode, StopNode, TakeSample
 from console.rollout.gates import begin_analysis, describe
-from console.rollout.states import BackOut, NodeRow, NodeState, Phase, RolloutState, Verdict
+from console.rollout.states import Analysis, BackOut, NodeRow, NodeState, Phase, RolloutState, Verdict
 from console.rollout.turn import Turn
 
 _TIMED = (NodeState.DRAINING, NodeState.WARMING, NodeState.SHIFTING, NodeState.UNKNOWN)
@@ -101,7 +101,7 @@ def _judge_analysis(turn: Turn) -> None:
     if not waiting.issuperset(analysis.nodes):
         turn.change(analysis=None)
     elif analysis.verdict is Verdict.FAIL:
-        turn.abort(describe(analysis, Verdict.FAIL))
+        _fail_at_gate(turn, analysis)
     elif analysis.verdict is Verdict.INCONCLUSIVE:
         reason = describe(analysis, Verdict.INCONCLUSIVE)
         if turn.state.phase is Phase.RUNNING or turn.state.reason != reason:
@@ -111,6 +111,19 @@ def _judge_analysis(turn: Turn) -> None:
             turn.change_node(name, is_verified=True)
         turn.change(analysis=None)
         turn.progressed()
+
+
+def _fail_at_gate(turn: Turn, analysis: Analysis) -> None:
+    """Fail what was looked at together, without another try: abort where that makes too many, else ask the operator."""
+    reason = describe(analysis, Verdict.FAIL)
+    turn.change(analysis=None)
+    for row in turn.rows(NodeState.VERIFYING):
+        if row.name in analysis.nodes:
+            turn.fail_for_good(row, reason, at_gate=True)
+    if turn.state.failures >= turn.state.rules.max_failures:
+        turn.abort(reason)
+    else:
+        turn.pause(reason)
 
 
 def _shift(turn: Turn) -> None:

@@ -89,12 +89,15 @@ class Pause:
 
 @dataclass(frozen=True)
 class Resume:
-    """The operator's: go on; an inconclusive gate is looked at anew."""
+    """The operator's: go on; an inconclusive gate is looked at anew. It leads past no failed one."""
 
 
 @dataclass(frozen=True)
 class Promote:
-    """The operator's: go on, past a pause or an inconclusive gate; ``everything``: past all later pauses too."""
+    """The operator's: go on, past a pause or an inconclusive gate, and without what failed at one.
+
+    ``everything``: past all later pauses too.
+    """
 
     everything: bool = False
 

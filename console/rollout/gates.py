@@ -47,9 +47,13 @@ def begin_analysis(
 def describe(analysis: Analysis, verdict: Verdict) -> str:
     """Say which gate of an analysis has that verdict, and why."""
     gate = next(one for one in analysis.gates if one.verdict is verdict)
-    counts = f"{gate.passed} passed, {gate.failed} failed, {gate.inconclusive} inconclusive"
     why = f": {gate.reason}" if gate.reason else ""
-    return f"gate {gate.gate + 1} of analysis {analysis.number} is {_WORDS[verdict]} ({counts}){why}"
+    return f"gate {gate.gate + 1} of analysis {analysis.number} is {_WORDS[verdict]} ({describe_count(gate)}){why}"
+
+
+def describe_count(gate: GateCount) -> str:
+    """Say how many samples of a gate came to what."""
+    return f"{gate.passed} passed, {gate.failed} failed, {gate.inconclusive} inconclusive"
 
 
 _WORDS = {Verdict.PASS: "passed", Verdict.FAIL: "failed", Verdict.INCONCLUSIVE: "inconclusive"}

@@ -167,6 +167,10 @@ def _pause(turn: Turn, event: Pause) -> None:
 
 
 def _resume(turn: Turn, event: Resume) -> None:
+    refused = [row.name for row in turn.state.nodes if row.failed_at_gate]
+    if refused and turn.state.phase is Phase.PAUSED:
+        turn.pause(f"{', '.join(refused)} failed at a gate: retry or skip what failed, or promote without it")
+        return
     analysis = turn.state.analysis
     if _goes_on(turn) and analysis is not None and analysis.verdict is Verdict.INCONCLUSIVE:
         turn.change(analysis=None)
@@ -177,7 +181,11 @@ def _promote(turn: Turn, event: Promote) -> None:
         return
     turn.change(promoted_all=turn.state.promoted_all or event.everything)
     analysis = turn.state.analysis
-    if _goes_on(turn) and analysis is not None and analysis.verdict is Verdict.INCONCLUSIVE:
+    if not _goes_on(turn):
+        return
+    for row in turn.state.nodes:
+        turn.change_node(row.name, failed_at_gate=False)
+    if analysis is not None and analysis.verdict is Verdict.INCONCLUSIVE:
         for name in analysis.nodes:
             turn.change_node(name, is_verified=True)
         turn.change(analysis=None)
@@ -223,6 +231,7 @@ def _skip(turn: Turn, event: Skip) -> None:
         row.name,
         state=NodeState.SKIPPED,
         skip_reason=reason,
+        failed_at_gate=False,
         is_out=row.is_out and not gives_up,
         back_out=BackOut.NONE if gives_up else row.back_out,
     )

@@ -102,6 +102,7 @@ class NodeRow:
     ``is_out``: a hook that moves its traffic was begun, and it is neither ready nor back. ``is_down``: it serves
     nobody, for reasons of its own. ``is_verified``: the gates of its batch passed in this attempt; ``is_shifted``:
     its shift was begun in it. ``hook``: the one that runs. ``has_failed`` and ``skip_reason`` stay, whatever comes.
+    ``failed_at_gate``: it failed there, and nobody has said yet what is to become of it.
     """
 
     name: str
@@ -119,6 +120,7 @@ class NodeRow:
     is_verified: bool = False
     is_shifted: bool = False
     has_failed: bool = False
+    failed_at_gate: bool = False
     back_out: BackOut = BackOut.NONE
 
     @property

@@ -71,6 +71,7 @@ class Turn:
             hook=None,
             is_verified=False,
             is_shifted=False,
+            failed_at_gate=False,
         )
 
     def start(self, row: NodeRow) -> None:
@@ -119,8 +120,12 @@ class Turn:
         if row.tries <= rules.retries and self.state.phase is not Phase.ABORTING:
             backoff_s = min(BACKOFF_MOST_S, rules.backoff_s * 2.0 ** (row.tries - 1))
             self.wait(row, reason, self.state.now_s + backoff_s)
-            self.change_node(row.name, is_down=is_down)
-            return
+        else:
+            self.fail_for_good(row, reason)
+        self.change_node(row.name, is_down=is_down)
+
+    def fail_for_good(self, row: NodeRow, reason: str, at_gate: bool = False) -> None:
+        """Fail a node whatever tries it has left; only the operator has it tried again."""
         self.change_node(
             row.name,
             state=NodeState.FAILED,
@@ -128,6 +133,6 @@ class Turn:
             hook=None,
             is_verified=False,
             is_shifted=False,
-            is_down=is_down,
             has_failed=True,
+            failed_at_gate=at_gate,
         )

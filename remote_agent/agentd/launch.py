@@ -27,7 +27,7 @@ _HELD_POLL_S = 0.05
 
 def agent_command() -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the arguments that make a Python run this very agent, and the environment they need."""
-    home = Path(remote_agent.__file__).parents[1]
+    home = Path(remote_agent.__path__[0]).parent
     if home.is_file():
         return (str(home),), {}
     inherited = os.environ.get("PYTHONPATH")

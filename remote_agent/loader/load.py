@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -65,7 +65,7 @@ def load(
             result = load_onto_cpu(checkpoint, policy, shards, progress, announce, memory)
     duration_ns = max(result.ended_ns - result.begun_ns, 1)
     moved = checkpoint.bytes > 0
-    raw_tensors = sum(1 for _, entry in checkpoint.entries() if torch_dtype(entry) is None)
+    raw = Counter(entry.dtype for _, entry in checkpoint.entries() if torch_dtype(entry) is None)
     loaded = Loaded(
         tensors=result.tensors,
         bytes=checkpoint.bytes,
@@ -75,8 +75,8 @@ def load(
         rate_bytes_s=checkpoint.bytes / duration_ns * 1e9 if moved else None,
         ceiling_bytes_s=result.ceiling_bytes_s if moved else None,
         steps=result.steps,
-        counters={**result.counters, "raw_tensors": raw_tensors},
-        notes=_notes(checkpoint),
+        counters={**result.counters, "raw_tensors": raw.total()},
+        notes=_notes(raw),
         base=result.base,
         plan=result.plan,
         settling=result.settling,
@@ -102,11 +102,7 @@ def _checked(memory: Memory) -> Memory:
     return give
 
 
-def _notes(checkpoint: Checkpoint) -> tuple[str, ...]:
-    raw: dict[str, int] = defaultdict(int)
-    for _, entry in checkpoint.entries():
-        if torch_dtype(entry) is None:
-            raw[entry.dtype] += 1
+def _notes(raw: Counter[str]) -> tuple[str, ...]:
     return tuple(
         f"{counted(number, f'{dtype} tensor')} given as plain bytes: torch {torch.__version__} has no dtype that fits"
         for dtype, number in raw.items()

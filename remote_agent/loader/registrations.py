@@ -59,7 +59,10 @@ class Piece(NamedTuple):
 
 
 class Registrations:
-    """Registered pieces of one checkpoint's shards, which have ``headers``; used by one thread at a time."""
+    """Registered pieces of one checkpoint's shards, which have ``headers``; used by one thread at a time.
+
+    ``ceiling_bytes_s``: what the link gave to pinned copies before any load from here; None where nobody measured.
+    """
 
     def __init__(self, headers: Sequence[Header], runtime: Calls, announce: Announce) -> None:
         self.headers, self._runtime, self._announce = headers, runtime, announce
@@ -67,6 +70,7 @@ class Registrations:
         self._locks: dict[int, int] = {}
         self._pieces: dict[int, list[Piece]] = {}
         self.identities = tuple(header.identity for header in headers)
+        self.ceiling_bytes_s: float | None = None
 
     @property
     def count(self) -> int:

@@ -104,19 +104,19 @@ class Readers:
 
     def _fill(self, prefers_cached: bool, times: dict[str, int]) -> None:
         stop, now_ns = self._tally.stop.is_set, time.monotonic_ns
-        begun = now_ns()
-        while (buffer := self.free.get()) is not None and not stop():
-            chunk = self._queue.take(prefers_cached)
-            if chunk is None:
-                self.free.put(buffer)  # another reader may wait for one, to find out the same
+        while (chunk := self._queue.take(prefers_cached)) is not None:
+            begun = now_ns()
+            if self._direct is None and not chunk.is_cached:
+                self._bring_in(chunk.segment)  # needs no buffer: more can be on its way from a disk than fits them
+            brought = now_ns()
+            buffer = self.free.get()
+            if buffer is None or stop():
                 return
             free = now_ns()
             way, shift = self._read(chunk, buffer)
-            full = now_ns()
             self.full.put(Full(buffer, chunk.segment, shift, way))
-            times["wait"] += free - begun
-            times["read"] += full - free
-            begun = full
+            times["wait"] += free - brought
+            times["read"] += now_ns() - free + brought - begun
 
     def _read(self, chunk: Chunk, buffer: Buffer) -> tuple[str, int]:
         """Fill a buffer; return the way taken and where in the buffer the segment begins."""
@@ -124,10 +124,13 @@ class Readers:
         if self._direct is not None and (self._all_direct or not chunk.is_cached):
             try:
                 return "direct", self._direct.read(segment, buffer.view)
-            except DirectRefused:
-                pass  # `DirectShards.refusal` tells
-        if not chunk.is_cached:  # the kernel's own read-ahead stays some hundred kilobytes ahead
-            place = self._headers[segment.shard].data_start + segment.offset
-            self._shards.ahead.bring_in(segment.shard, place, segment.length)
+            except DirectRefused:  # `DirectShards.refusal` tells
+                if not chunk.is_cached:
+                    self._bring_in(segment)
         self._shards.read(segment.shard, segment.offset, buffer.view[: segment.length])
         return "staged", 0
+
+    def _bring_in(self, segment: Segment) -> None:
+        """Have the page cache hold a segment: the kernel's own read-ahead stays some hundred kilobytes ahead."""
+        place = self._headers[segment.shard].data_start + segment.offset
+        self._shards.ahead.bring_in(segment.shard, place, segment.length)

@@ -138,6 +138,6 @@ class Transfer:
     def _start_readers(self, buffers: Sequence[Buffer]) -> int:
         """Start no more than there are segments; some prefer cached ones, so that both kinds move."""
         route = self._route
-        count = min(route.cut.readers, len(buffers), max(1, route.counters["segments"]))
+        count = min(route.cut.readers, max(1, route.counters["segments"]))
         cached_first = 0 if route.maps else self._ring.limits.mixed.readers
         return self._readers.start(buffers, count, cached_first if route.uncached else count)

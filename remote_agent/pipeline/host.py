@@ -106,6 +106,7 @@ def _try_to_register(
         return None, str(refusal)
     with on_failure(kept.close):
         shards.check_unchanged()
+        kept.ceiling_bytes_s = device.ring.begin_ceiling().finish()
     ended = time.monotonic_ns()
     measure.extra.update(read_bytes=measure.bytes, register_ns=ended - begun, registrations=kept.count)
     measure.status, measure.path, measure.reason = StageStatus.DONE, "registered", None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from remote_agent.devices.calls import Calls
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 RUNTIME = "cuda.bindings.runtime"
 SAMPLES = 64
 SAMPLE_BYTES = 4096
+PITCH_LIMIT_BYTES = (1 << 31) - 1
+"""``cudaDevAttrMaxPitch``: how far apart the rows of one copy may lie."""
 
 
 def sample_offsets(size_bytes: int) -> tuple[int, ...]:
@@ -35,23 +37,29 @@ def sampled_checksum(memory: torch.Tensor, size_bytes: int) -> str:
     import torch
 
     with torch.cuda.device(memory.device):  # an attacher's own may be another, which has no access to this memory
-        return digest(size_bytes, copy_samples(Calls(RUNTIME), memory.data_ptr(), offsets, length))
+        return digest(size_bytes, [copy_samples(Calls(RUNTIME), memory.data_ptr(), offsets, length)])
 
 
-def copy_samples(runtime: Calls, address: int, offsets: Sequence[int], length: int) -> Iterator[bytes]:
-    """Yield ``length`` bytes from each offset of a GPU's memory, one copy after the other.
+def copy_samples(runtime: Calls, address: int, offsets: Sequence[int], length: int) -> bytes:
+    """Return ``length`` bytes from each offset of a GPU's memory, in a row. All but the last stand at one distance.
 
-    Copies need no kernel, of which the first of a kind takes a process 20 ms. Raises: DeviceError
+    Copies need no kernel, of which the first of a kind takes a process 20 ms; one call for all takes half as long as
+    one for each. Raises: DeviceError
     """
-    here = ctypes.create_string_buffer(length)
-    kind = runtime.module.cudaMemcpyKind.cudaMemcpyDeviceToHost
-    for offset in offsets:
-        runtime("cudaMemcpy", ctypes.addressof(here), address + offset, length, kind)
-        yield here.raw
+    here = ctypes.create_string_buffer(length * len(offsets))
+    target, kind = ctypes.addressof(here), runtime.module.cudaMemcpyKind.cudaMemcpyDeviceToHost
+    pitch = offsets[1] - offsets[0] if len(offsets) > 1 else 0
+    done = 0
+    if length <= pitch <= PITCH_LIMIT_BYTES:
+        done = len(offsets) - 1
+        runtime("cudaMemcpy2D", target, length, address + offsets[0], pitch, length, done, kind)
+    for number in range(done, len(offsets)):
+        runtime("cudaMemcpy", target + number * length, address + offsets[number], length, kind)
+    return here.raw
 
 
 def digest(size_bytes: int, samples: Iterable[bytes]) -> str:
-    """Return the checksum of ``samples``, in their order, of memory of that size."""
+    """Return the checksum of ``samples``, in their order, of memory of that size; how they are cut does not count."""
     made = hashlib.blake2b(f"{size_bytes}:".encode(), digest_size=16)
     for sample in samples:
         made.update(sample)

@@ -196,7 +196,7 @@ async def test_no_agent_is_said_with_what_the_host_printed_and_how_it_ended(tmp_
     reason = next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED)
     told, _, remedy = str(reason).partition("; ")
     assert told == "no agent: env ended with 3: python3: can't open file 'agent.pyz'"
-    assert remedy == "copy glowplug-agent.pyz to that path, or set the node's agent to where it is"
+    assert remedy == "glowplug deploy puts it there over SSH, or set the node's agent to where it is"
 
 
 async def test_a_python_without_the_agent_is_told_what_it_lacks(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_a_python_without_the_agent_is_told_what_it_lacks(tmp_path: Path) 
         await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
 
     reason = next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED)
-    assert str(reason).endswith("; copy glowplug-agent.pyz to that host and set the node's agent to its path there")
+    assert str(reason).endswith("or copy glowplug-agent.pyz there and set the node's agent to its path")
 
 
 async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:

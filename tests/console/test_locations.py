@@ -27,6 +27,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_platform(tmp_path: P
         "GLOWPLUG_HISTORY": str(tmp_path / "env.db"),
         "GLOWPLUG_LOG": str(tmp_path / "env.log"),
         "GLOWPLUG_STATE": str(tmp_path / "state"),
+        "GLOWPLUG_CACHE": str(tmp_path / "cache"),
     }
     by_environment = locations(environ)
     by_flag = locations(environ, config=tmp_path / "flag.toml", history=str(tmp_path / "flag.db"))
@@ -35,6 +36,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_platform(tmp_path: P
     assert by_environment.history_file == tmp_path / "env.db"
     assert by_environment.log_file == tmp_path / "env.log"
     assert by_environment.known_hosts_file == tmp_path / "state/known_hosts"
+    assert by_environment.cache_directory == tmp_path / "cache"
     assert by_flag.config_file == tmp_path / "flag.toml"
     assert by_flag.history_file == tmp_path / "flag.db"
     assert by_flag.log_file == tmp_path / "env.log"

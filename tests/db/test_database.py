@@ -188,21 +188,25 @@ def test_an_older_schema_is_brought_up_to_date_with_all_that_it_holds(
     def create(db: Database) -> None:
         raise AssertionError("the first migration was applied long ago")
 
-    @later(name="0002_second")
+    @later(name="0002_rollouts")
+    def roll_out(db: Database) -> None:
+        raise AssertionError("and so was the second")
+
+    @later(name="0003_third")
     def add(db: Database) -> None:
         db.execute("ALTER TABLE nodes ADD COLUMN note TEXT")
 
     monkeypatch.setattr(migrations, "migrations", later)
     for module in (migrations, database):
         monkeypatch.setattr(module, "NEWEST", NEWEST + 1)
-    with pytest.raises(HistoryError, match="has schema 1; start the console once to bring it to 2"):
+    with pytest.raises(HistoryError, match="has schema 2; start the console once to bring it to 3"):
         connect(filled_path, read_only=True)
     open_history(filled_path)
     opened = open_history(filled_path)
 
     assert opened.moved_aside is None
     with contextlib.closing(connect(filled_path, read_only=True)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
         assert connection.execute("SELECT name, note FROM nodes").fetchall() == [("gpu-1", None)]
     assert contents(filled_path).keys() == before.keys()
     assert contents(filled_path)["events"] == before["events"]

@@ -162,7 +162,9 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
     plain: OwnHost, agent: Path, model: Path, workstation: Workstation
 ) -> None:
     """Every command that README names for a host of one's own, in its order, does what README says it does."""
-    first = README[README.index("## First warm-up of a host of your own") : README.index("## Plan a rollout")]
+    first = README[
+        README.index("## First warm-up of a host of your own") : README.index("## Plan a rollout and carry it out")
+    ]
     commands = re.findall(r"`(glowplug [a-z][^`]*|ssh [^`]*)`", first)
     assert commands == [
         "glowplug config path",
@@ -213,8 +215,8 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
 def test_readme_s_rollout_is_planned(workstation: Workstation) -> None:
     """For the least configuration, once its node has the tag that the rollout selects."""
     least = block("toml", "The least that works").replace("[nodes.gpu-1]", '[nodes.gpu-1]\ntags = ["eu"]')
-    workstation.configure(least + block("toml", "## Plan a rollout"))
-    section = README[README.index("## Plan a rollout") : README.index("## Verbs")]
+    workstation.configure(least + block("toml", "## Plan a rollout and carry it out"))
+    section = README[README.index("## Plan a rollout and carry it out") : README.index("## Verbs")]
     (plan, *_) = re.findall(r"`(glowplug rollout [^`]*)`", section)
 
     planned = workstation.shell(plan)

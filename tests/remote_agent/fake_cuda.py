@@ -15,6 +15,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,7 @@ class Code(enum.IntEnum):
     invalid_value = 1
     memory_allocation = 2
     not_initialised = 3
+    invalid_pitch = 12
     illegal_access = 700
     already_registered = 712
     not_registered = 713
@@ -264,6 +266,18 @@ class FakeRuntime:
         ctypes.memmove(target, source, length)
         return (Code.success,)
 
+    def do_cudaMemcpy2D(
+        self, target: int, target_pitch: int, source: int, pitch: int, width: int, height: int, kind: int
+    ) -> tuple[Code]:
+        """Copy rows at once, whose distance has a limit."""
+        if not width <= target_pitch < 1 << 31 or not width <= pitch < 1 << 31:
+            return (Code.invalid_pitch,)
+        for row in range(height):
+            code = self.do_cudaMemcpy(target + row * target_pitch, source + row * pitch, width, kind)[0]
+            if code is not Code.success:
+                return (code,)
+        return (Code.success,)
+
     def _source(self, source: int, length: int) -> Callable[[int], None] | None:
         """Return what copies from host memory to a target, when the copy's turn has come."""
         if any(address <= source and source + length <= address + len(m) for address, m in self.pinned.items()):
@@ -411,7 +425,8 @@ class FakeGpu(CudaDevice):
 
     def make_ring(self) -> PinnedRing:
         cut = Cut(self.readers, 2 * self.readers, self.buffer_bytes)
-        limits = LoaderLimits(cut, cut, cut, self.registration_bytes, self.registered_bytes)
+        cold = replace(cut, readers=2 * cut.buffers)
+        limits = LoaderLimits(cut, cut, cold, self.registration_bytes, self.registered_bytes)
         return PinnedRing(self.runtime, self.ordinal, limits)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:

@@ -98,7 +98,8 @@ class World:
                 self.do(e.GateSampled(analysis.number, gate.gate, Verdict.PASS))
         self.tick(6)
         if self.state.phase is Phase.PAUSED:
-            self.do(e.Resume())
+            at_gate = any(row.failed_at_gate for row in self.state.nodes)
+            self.do(e.Promote() if at_gate else e.Resume())
 
     def _note_verified(self, before: RolloutState, event: e.Event) -> None:
         """A node may be shifted after its analysis passed in that very attempt, or a person took it as passed."""
@@ -147,6 +148,8 @@ class World:
         assert after.failures == self.failures
         if after.failures >= after.rules.max_failures:
             assert after.phase in (Phase.ABORTING, Phase.ABORTED)
+        if after.phase is Phase.RUNNING:
+            assert not any(row.failed_at_gate for row in after.nodes)
         if after.phase.is_over:
             assert not any(row.is_out or row.state.is_under_way for row in after.nodes)
             assert waiting_for(after) == ()

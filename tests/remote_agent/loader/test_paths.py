@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from remote_agent.loader.checkpoint import Checkpoint, inspect
 from remote_agent.loader.dtypes import DTYPES
 from remote_agent.loader.load import Loaded, load
+from remote_agent.loader.read_ahead import ReadAhead
 from remote_agent.loader.residency import measure_residency
 from remote_agent.loader.verify import verify
 from remote_agent.loader.views import bytes_of
@@ -221,3 +222,26 @@ def test_given_memory_is_filled_by_every_way(checkpoint: Checkpoint, gpu: FakeGp
         assert loaded.base is given
         assert torch.equal(given[loaded.plan.size_bytes :], torch.full_like(given[loaded.plan.size_bytes :], 0xEE))  # type: ignore[union-attr]
         assert verify(checkpoint, loaded.tensors).is_equal
+
+
+def test_more_is_on_its_way_from_a_disk_than_fits_the_buffers(
+    checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every reader waits for the disk at once, and only then for one of the buffers, of which there are fewer."""
+    cold = gpu.ring.limits.cold
+    assert cold.readers > cold.buffers
+    tell(monkeypatch, lambda number: False)
+    together, first = threading.Barrier(cold.readers, timeout=30), iter(range(cold.readers))
+    bring_in = ReadAhead.bring_in
+
+    def wait_for_all(ahead: ReadAhead, shard: int, place: int, length: int) -> bool:
+        if next(first, None) is not None:
+            together.wait()
+        return bring_in(ahead, shard, place, length)
+
+    monkeypatch.setattr(ReadAhead, "bring_in", wait_for_all)
+
+    loaded = load_by(gpu, checkpoint, "staged")
+
+    assert (loaded.path, verify(checkpoint, loaded.tensors).is_equal) == ("staged", True)
+    assert traces_of(checkpoint) == []

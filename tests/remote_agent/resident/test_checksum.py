@@ -55,7 +55,7 @@ def test_the_checksum_is_of_the_bytes_and_their_number() -> None:
 
 @pytest.mark.parametrize("size", [1, SAMPLE_BYTES, SAMPLE_BYTES + 1, SAMPLE_BYTES + 40, 100_001, 1 << 20])
 def test_a_device_s_samples_are_the_very_bytes(size: int) -> None:
-    """By a copy for each, or by one view of all that stand at one distance, also within a larger storage."""
+    """By one copy or one view of all that stand at one distance, also within a larger storage."""
     memory = torch.arange(size + 16, dtype=torch.int64).to(torch.uint8)[16:]
     offsets, length = sample_offsets(size), min(SAMPLE_BYTES, size)
 
@@ -63,13 +63,28 @@ def test_a_device_s_samples_are_the_very_bytes(size: int) -> None:
     views = torch.cat([view.reshape(-1) for view in views_of_samples(memory, offsets, length)])
     assert bytes(views.tolist()) == expected
     runtime = FakeRuntime()
-    assert b"".join(copy_samples(Calls("runtime", runtime), memory.data_ptr(), offsets, length)) == expected
-    assert runtime.calls["cudaMemcpy"] == len(offsets)
+    assert copy_samples(Calls("runtime", runtime), memory.data_ptr(), offsets, length) == expected
+
+
+def test_one_call_copies_all_samples_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless they lie further apart, or nearer to each other, than the rows of one copy may: then each has its own."""
+    memory = torch.arange(1 << 20, dtype=torch.int64).to(torch.uint8)
+    offsets = sample_offsets(memory.numel())
+
+    def calls(length: int) -> tuple[int, int]:
+        runtime = FakeRuntime()
+        copy_samples(Calls("runtime", runtime), memory.data_ptr(), offsets, length)
+        return runtime.calls["cudaMemcpy2D"], runtime.calls["cudaMemcpy"]
+
+    assert calls(SAMPLE_BYTES) == (1, 1)
+    assert calls(offsets[1] + 1) == (0, SAMPLES)
+    monkeypatch.setattr(checksum, "PITCH_LIMIT_BYTES", offsets[1] - 1)
+    assert calls(SAMPLE_BYTES) == (0, SAMPLES)
 
 
 def test_a_gpu_s_samples_are_copied_by_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever is the caller's own: memory behind a descriptor is open to the one that it is mapped for alone."""
-    content = torch.arange(100_000, dtype=torch.int64).to(torch.uint8)
+    content = torch.arange(1 << 20, dtype=torch.int64).to(torch.uint8)
     memory = SimpleNamespace(device=torch.device("cuda", 1), data_ptr=content.data_ptr)
     order: list[object] = []
 
@@ -80,12 +95,12 @@ def test_a_gpu_s_samples_are_copied_by_that_gpu(monkeypatch: pytest.MonkeyPatch)
         order.append("the caller's own")
 
     runtime = FakeRuntime()
-    copy = runtime.do_cudaMemcpy
+    copy = runtime.do_cudaMemcpy2D
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(runtime, "cudaMemcpy", lambda *call: (order.append("copy"), copy(*call))[1], raising=False)
+    monkeypatch.setattr(runtime, "cudaMemcpy2D", lambda *call: (order.append("copy"), copy(*call))[1], raising=False)
     monkeypatch.setattr(checksum, "Calls", lambda name: Calls(name, runtime))
 
-    assert sampled_checksum(memory, 100_000) == sampled_checksum(content, 100_000)  # type: ignore[arg-type]
+    assert sampled_checksum(memory, 1 << 20) == sampled_checksum(content, 1 << 20)  # type: ignore[arg-type]
     assert list(dict.fromkeys(order)) == [memory.device, "copy", "the caller's own"]
 
 

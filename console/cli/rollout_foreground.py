@@ -1,0 +1,153 @@
+"""Carries a rollout out in this terminal: progress on stderr; Ctrl-C pauses it and says how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+
+import db.errors
+from console.clean import clean
+from console.cli.common import Context, current_actor, run_async, say
+from console.config import Config
+from console.errors import GlowplugError, HistoryError
+from console.fleet import Fleet
+from console.format import short_uid
+from console.rollout.controller import Controller
+from console.rollout.effects import FleetEffects
+from console.rollout.plan import Plan
+from console.rollout.saved import Settings, node_rows, read_settings, read_state, settings_json, state_json
+from console.rollout.states import NodeState, Phase, RolloutState, begin
+from console.rollout.words import line
+from db.database import open_history
+from db.rollout_records import Entry, RolloutRow
+from db.rollout_store import RolloutStore
+from remote_agent.protocol.messages import Recipe
+
+
+@contextlib.contextmanager
+def opened_store(context: Context) -> Iterator[RolloutStore]:
+    """Open the history for rollouts, made and brought up to date where needed. Raises: HistoryError, inside too."""
+    host = clean(socket.gethostname(), 80) or "unknown"
+    holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
+    try:
+        with contextlib.closing(RolloutStore(open_history(context.locations.history_file).path, holder)) as store:
+            yield store
+    except db.errors.HistoryError as error:
+        raise HistoryError(str(error)) from error
+
+
+class Foreground:
+    """One rollout from here to its end, or to where it is interrupted."""
+
+    def __init__(self, context: Context, store: RolloutStore) -> None:
+        self._context = context
+        self._store = store
+        self._controller: Controller | None = None
+        self._name = ""
+
+    def start(self, config: Config, planned: Plan, recipe: Recipe) -> tuple[str, RolloutState]:
+        """Begin a rollout and carry it out; return its uid and last state. Raises: HistoryError, Interrupted."""
+        settings, uid = Settings(planned.rollout, recipe), uuid.uuid4().hex
+        self._name = planned.rollout.name
+
+        async def work() -> RolloutState:
+            async with self._context.fleet(config, [node.name for node in planned.nodes]) as fleet:
+                await _until_reached_or_not(fleet)
+                effects = FleetEffects(fleet, uid, settings, self._context.environ)
+                down = [node for node, reason in effects.down().items() if reason is not None]
+                batches = [[node.name for node in batch.nodes] for batch in planned.batches]
+                state = begin(planned.rules, batches, down)
+                self._store.create(_new_row(uid, settings, state), node_rows(state))
+                say(f"rollout {self._name} ({short_uid(uid)})")
+                return await self._carry_out(uid, effects)
+
+        return uid, run_async(work(), self._explain)
+
+    def take_over(self, row: RolloutRow, verb: str, arguments: Mapping[str, object]) -> RolloutState:
+        """Go on with a rollout that nobody carries out, and ask that of it; return its last state.
+
+        Raises: HistoryError while another process carries it out; ConfigError, UsageError, Interrupted.
+        """
+        config, settings = self._context.load_config(), read_settings(row.settings_json)
+        names = [node.name for node in read_state(row.state_json).nodes]
+        self._name = row.name
+
+        async def work() -> RolloutState:
+            async with self._context.fleet(config, names) as fleet:
+                effects = FleetEffects(fleet, row.rollout_uid, settings, self._context.environ)
+                actor = current_actor()
+                self._store.take(row.rollout_uid)
+                self._store.ask(row.rollout_uid, (actor.user, actor.host), verb, arguments)
+                return await self._carry_out(row.rollout_uid, effects)
+
+        self._store.take(row.rollout_uid)  # before anything else: it may be another's
+        try:
+            return run_async(work(), self._explain)
+        finally:
+            self._store.give_back(row.rollout_uid)
+
+    async def _carry_out(self, uid: str, effects: FleetEffects) -> RolloutState:
+        try:
+            self._controller = Controller(self._store, self._store.take(uid), effects, _tell)
+            return await self._controller.run()
+        finally:
+            self._store.give_back(uid)
+
+    def _explain(self) -> str:
+        if self._controller is None:
+            return f"interrupted; nothing was done for rollout {self._name}"
+        state = self._controller.state
+        if state.phase.is_over:
+            return f"interrupted; rollout {self._name} is {state.phase.value}"
+        going = [row.name for row in state.nodes if row.state in (NodeState.WARMING, NodeState.UNKNOWN)]
+        runs = f"; what runs on {', '.join(going)} goes on there" if going else ""
+        return (
+            f"interrupted; rollout {self._name} is {state.phase.value}{runs}. To go on, or to end it:\n"
+            f"  glowplug rollout resume {self._name}\n  glowplug rollout abort {self._name}"
+        )
+
+
+def exit_code(state: RolloutState) -> int:
+    """4 for an aborted rollout, 1 where a node has failed, 0 otherwise."""
+    if state.phase is Phase.ABORTED:
+        return 4
+    return 1 if any(row.state is NodeState.FAILED for row in state.nodes) else 0
+
+
+def _new_row(uid: str, settings: Settings, state: RolloutState) -> RolloutRow:
+    rollout, actor = settings.rollout, current_actor()
+    return RolloutRow(
+        rollout_uid=uid,
+        name=rollout.name,
+        recipe=rollout.recipe,
+        actor_user=actor.user,
+        actor_host=actor.host,
+        settings_json=settings_json(settings),
+        state_json=state_json(state),
+        phase=state.phase.value,
+        reason=state.reason,
+        created_ns=0,
+        updated_ns=0,
+    )
+
+
+async def _until_reached_or_not(fleet: Fleet) -> None:
+    """Wait until each node has answered, or can't be reached within its time-out: that one is down."""
+    await asyncio.gather(*(_reached(fleet, name) for name in fleet.nodes))
+
+
+async def _reached(fleet: Fleet, name: str) -> None:
+    with contextlib.suppress(GlowplugError):
+        await fleet.status(name)
+
+
+def _tell(entries: Sequence[Entry], state: RolloutState) -> None:
+    for entry in entries:
+        text = line(entry)
+        if text is not None:
+            say(text)

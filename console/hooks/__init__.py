@@ -1,0 +1,1 @@
+"""Programs for the hooks of a rollout that come with Glowplug; each is a verb below ``glowplug hook``."""
