@@ -61,6 +61,9 @@ def clean(text: str | bytes, limit: int = LINE_LIMIT) -> str:
         text = text[: 4 * _looked_at(limit) + 4].decode("utf-8", "replace")
     if len(text) <= limit and text.isascii() and text.isprintable():
         return text
+    looked_at = text[: _looked_at(limit)]
+    if looked_at.isascii() and looked_at.isprintable():
+        return _cut(looked_at, limit)
     cleaned = _clean_slowly(text, limit)
     return text if cleaned == text else cleaned
 
@@ -109,9 +112,11 @@ def _clean_slowly(text: str, limit: int) -> str:
             shown.append(character)
         if len(shown) > limit:
             break
-    if cut or len(shown) > limit:
-        return "".join(shown[: limit - 1]).rstrip() + _ELLIPSIS
-    return "".join(shown)
+    return _cut("".join(shown), limit) if cut or len(shown) > limit else "".join(shown)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text[: limit - 1].rstrip() + _ELLIPSIS
 
 
 def _replace(character: str) -> tuple[str, bool]:

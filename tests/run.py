@@ -1,7 +1,7 @@
-"""Runs the whole suite in two halves side by side, each a session of its own; with arguments, one session of those.
+"""Runs the whole suite in parts side by side, each a session of its own; with arguments, one session of those.
 
-``python tests/run.py``: the first half prints as it goes, the second when the first is over. The exit code is that
-of the half that fared worse.
+``python tests/run.py``: the first part prints as it goes, each other when those before it are over. There are more
+parts than processors, since tests also wait. The exit code is that of the part that fared worst.
 """
 
 from __future__ import annotations
@@ -10,34 +10,46 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest")
 
-FIRST_HALF = ("tests/console", "tests/db", "tests/themes", "tests/end_to_end")
-"""About half of the time; whatever else there is below ``tests`` is the other half."""
+PARTS = (
+    ("tests/console",),
+    ("tests/end_to_end", "tests/bench"),
+    ("tests/remote_agent/agentd", "tests/remote_agent/keeper"),
+)
+"""About a quarter of the time each; whatever else there is below ``tests`` is one more."""
 
 
 def main(arguments: list[str]) -> int:
     """Return pytest's exit code."""
     if arguments:
         return subprocess.run([*PYTEST, *arguments], cwd=REPOSITORY, check=False).returncode
-    rest = ["tests", *(f"--ignore={folder}" for folder in FIRST_HALF)]
-    with tempfile.TemporaryFile() as output:
-        second = subprocess.Popen(
-            [*PYTEST, *rest], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+    first, *others = (*PARTS, ("tests", *(f"--ignore={folder}" for part in PARTS for folder in part)))
+    with ExitStack() as files:
+        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in others]
+        sessions = [
+            subprocess.Popen(
+                [*PYTEST, *part], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+            for part, output in zip(others, outputs, strict=True)
+        ]
         try:
-            codes = [subprocess.run([*PYTEST, *FIRST_HALF], cwd=REPOSITORY, check=False).returncode]
-            print("\nThe other half goes on; what it says comes at its end.", flush=True)
-            codes.append(second.wait())
+            codes = [subprocess.run([*PYTEST, *first], cwd=REPOSITORY, check=False).returncode]
+            for session, output in zip(sessions, outputs, strict=True):
+                print("\nThe other parts go on; what the next one says comes at its end.", flush=True)
+                codes.append(session.wait())
+                output.seek(0)
+                sys.stdout.write(output.read().decode("utf-8", "replace"))
         except KeyboardInterrupt:
-            second.send_signal(signal.SIGINT)
-            second.wait()
+            for session in sessions:
+                session.send_signal(signal.SIGINT)
+            for session in sessions:
+                session.wait()
             return 130
-        output.seek(0)
-        sys.stdout.write(output.read().decode("utf-8", "replace"))
         sys.stdout.flush()
     return max(codes, key=abs)
 

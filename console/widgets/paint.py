@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from console.lines import Line as Line
 from console.lines import Piece as Piece
-from console.widgets.glyphs import UNICODE, Glyphs
+from console.widgets.glyphs import TEXT_LIMIT, UNICODE, Glyphs
 
 ROLES = (
     "text", "muted", "faint", "strong", "title", "accent",
@@ -50,13 +50,18 @@ def width_of(line: Iterable[Piece]) -> int:
     return sum(cell_len(text) for text, _ in line)
 
 
-def cleaned(line: Iterable[Piece], glyphs: Glyphs) -> Line:
-    return tuple((glyphs.text(text), role) for text, role in line if text)
+def cleaned(line: Iterable[Piece], glyphs: Glyphs, limit: int = TEXT_LIMIT) -> Line:
+    return tuple((glyphs.text(text, limit), role) for text, role in line if text)
+
+
+def _cleaned_for(line: Iterable[Piece], width: int, glyphs: Glyphs) -> Line:
+    """Return ``line`` cleaned, no text longer than what could fit: a character has at most two marks."""
+    return cleaned(line, glyphs, min(TEXT_LIMIT, 3 * (max(0, width) + 1)))
 
 
 def fit(line: Iterable[Piece], width: int, glyphs: Glyphs, *, pad_role: str = "text") -> Line:
     """Return ``line`` cleaned and exactly ``width`` cells wide, cropped with an ellipsis where it was longer."""
-    pieces = cleaned(line, glyphs)
+    pieces = _cleaned_for(line, width, glyphs)
     total = width_of(pieces)
     if total <= width:
         return (*pieces, (" " * (width - total), pad_role)) if total < width else pieces
@@ -84,11 +89,11 @@ def spread(
     left: Iterable[Piece], right: Iterable[Piece], width: int, glyphs: Glyphs, *, fill: Piece = (" ", "text")
 ) -> Line:
     """Return ``left`` and ``right`` at the two ends of ``width`` cells; the right end is kept where both can't be."""
-    end = cleaned(right, glyphs)
+    end = _cleaned_for(right, width, glyphs)
     room = width - width_of(end)
     if room <= 0:
         return fit(end, width, glyphs)
-    start = cleaned(left, glyphs)
+    start = _cleaned_for(left, width, glyphs)
     gap = room - width_of(start)
     if gap < 0:
         return (
@@ -104,7 +109,7 @@ def choose(options: Iterable[Iterable[Piece]], width: int, glyphs: Glyphs) -> Li
     """Return the first of ``options`` that fits, else the last one cropped."""
     line: Line = ()
     for option in options:
-        line = cleaned(option, glyphs)
+        line = _cleaned_for(option, width, glyphs)
         if width_of(line) <= width:
             break
     return fit(line, width, glyphs)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Union
 
 from remote_agent.protocol.codec import DecodeError, decode, encode
 from remote_agent.protocol.framing import ProtocolError, frame
 from remote_agent.protocol.messages import Failure, Finding, Gpu, Recipe, StageStatus, Tier
+from remote_agent.protocol.records import dataclass
 
 
 @dataclass(frozen=True)

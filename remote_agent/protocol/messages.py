@@ -10,11 +10,12 @@ import enum
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Union
 
 from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.codec import Checked
+from remote_agent.protocol.records import dataclass
 from remote_agent.protocol.version import FRAME_LIMIT_BYTES as FRAME_LIMIT_BYTES
 from remote_agent.protocol.version import PROTOCOL_MAX as PROTOCOL_MAX
 from remote_agent.protocol.version import PROTOCOL_MIN as PROTOCOL_MIN

@@ -19,7 +19,7 @@ from remote_agent.agentd.sampling import SamplerTimes
 from remote_agent.agentd.zygotes import ZygoteTimes
 from remote_agent.protocol.budget import parse_budget
 
-STUBS = Path(__file__).with_name("stub_children.py")
+STUBS = Path(__file__).with_name("stub_start.py")
 
 
 class StubCommands(Commands):
@@ -29,7 +29,7 @@ class StubCommands(Commands):
         order = Path(os.environ["STUB_FOLDER"]) / "real"
         if verb == "keeper" or (order.exists() and verb in order.read_text().split()):
             return super().argv(verb, python)
-        return (*(python or (sys.executable,)), str(STUBS), verb)
+        return (*(python or (sys.executable,)), "-S", str(STUBS), verb)
 
 
 def kill_unless_told(folder: Path) -> Callable[[int, int], None]:

@@ -1,8 +1,8 @@
 """An agent's children as tests want them: real processes that speak the internal messages, without torch.
 
-Run as ``stub_children.py VERB --fd N``. A worker and a preflight do what the
-recipe's environment says (``STUB``, words apart by blanks); a zygote and a
-sampler what the files of that name in ``$STUB_FOLDER`` say, when they look, and a spare what ``spare`` says.
+`stub_start` runs them, several for each agent: what few need they import late. A worker and a preflight do
+what the recipe's environment says (``STUB``, words apart by blanks); a zygote and a sampler what the files of
+that name in ``$STUB_FOLDER`` say, when they look, and a spare what ``spare`` says.
 A sampler's numbers: bytes in use, uncorrectable errors, bytes of a process's, on each GPU.
 """
 
@@ -15,13 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from remote_agent.agentd import hostfacts
-from remote_agent.agentd.paths import StateDir
-from remote_agent.keeper.client import KeeperAddress, ask
 from remote_agent.protocol.framing import FrameReader
 from remote_agent.protocol.internal import (
     InternalMessage,
-    Manifest,
     ParkGo,
     ParkJob,
     ParkReady,
@@ -53,7 +49,6 @@ from remote_agent.protocol.internal import (
     parse,
 )
 from remote_agent.protocol.messages import Failure, Finding, Gpu, GpuProcess, StageStatus, Tier
-from remote_agent.resident.manifest import write_manifest
 
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb")
 STAGES = ("context", "weights", "assign", "compile", "first_request", "hold")
@@ -226,7 +221,9 @@ def serve(line: Line, job: WorkerJob, made: tuple[str, ...]) -> None:
     assert isinstance(go, WorkerGo)
     is_resident = go.is_resident
     if is_resident and "lost" in words:
-        ask(keeper_of(job), f"drop! {go.resident}")
+        from tests.remote_agent.agentd.stub_residents import drop_resident
+
+        drop_resident(job, go)
         line.send(WorkerLostResident(go.resident or "", "lost: reload: as the stub was told"))
         is_resident = False
     if job.arm:
@@ -243,6 +240,8 @@ def serve(line: Line, job: WorkerJob, made: tuple[str, ...]) -> None:
         stage(line, name, words, job, has_it, time.monotonic_ns())
     keeps = job.recipe.target_tier == "resident" or "keeps" in words
     if keeps and not is_resident:
+        from tests.remote_agent.agentd.stub_residents import put_resident
+
         put_resident(job, go)
     tier = Tier.RESIDENT if job.recipe.target_tier == "resident" else Tier.STANDBY
     line.send(WorkerReady(time.monotonic_ns(), "42", tier, 1000, go.resident if keeps or is_resident else None))
@@ -258,24 +257,6 @@ def register(line: Line, job: WorkerJob, words: list[str], is_reused: bool) -> N
         return
     stage(line, "hold", words, job, False, time.monotonic_ns())
     line.send(WorkerReady(None, "", Tier.HOST, 4096))
-
-
-def keeper_of(job: WorkerJob) -> KeeperAddress:
-    assert job.state_directory is not None
-    return KeeperAddress(StateDir(Path(job.state_directory)))
-
-
-def put_resident(job: WorkerJob, go: WorkerGo) -> None:
-    """Give the keeper a resident as a worker would, without weights in it."""
-    recipe = job.recipe
-    manifest = Manifest(
-        go.resident or "", job.run_uid, recipe.name, recipe.model.path, go.shards, job.device, hostfacts.boot_id(),
-        job.owner, 1000, 0, time.time_ns(), recipe.hold.ttl_s, "",
-    )  # fmt: skip
-    descriptors = [write_manifest(manifest, ()), os.memfd_create("weights", os.MFD_CLOEXEC)]
-    ask(keeper_of(job), f"put {go.resident}", descriptors)
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def stage(line: Line, name: str, words: list[str], job: WorkerJob, is_reused: bool, start_ns: int) -> None:
@@ -399,6 +380,6 @@ def sampler(line: Line) -> None:
         time.sleep(0.05)
 
 
-if __name__ == "__main__":
+def main(verb: str, fd: int) -> None:
     verbs = {"preflight-child": preflight, "park-child": park, "worker": worker, "zygote": zygote, "sampler": sampler}
-    verbs[sys.argv[1]](Line(int(sys.argv[3])))
+    verbs[verb](Line(fd))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import sys
 from pathlib import Path
@@ -55,6 +56,20 @@ def test_a_user_without_a_passwd_entry_gets_a_name(monkeypatch: pytest.MonkeyPat
 def test_only_transformers_own_models_are_imported_ahead(name: str, is_allowed: bool) -> None:
     """The names come over a socket."""
     assert imports.is_preimport_allowed(name) == is_allowed
+
+
+def test_the_collector_makes_no_rounds_while_all_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would find nothing there, and does its work again afterwards."""
+    (tmp_path / "module_that_looks.py").write_text("import gc\n\nis_on = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(imports, "REQUIRED", ("module_that_looks",))
+    monkeypatch.setattr(imports, "OPTIONAL", ())
+    monkeypatch.setattr(imports, "build_conversions", lambda: None)
+
+    imports.import_everything()
+
+    assert sys.modules.pop("module_that_looks").is_on is False
+    assert gc.isenabled()
 
 
 def test_a_broken_module_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
