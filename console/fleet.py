@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import db.errors
-from console.clean import clean_record
 from console.config import Config
 from console.errors import HistoryError, NodeUnreachable, UsageError
 from console.launches import Launches
 from console.links import LinkFactory, real_links
 from console.locations import locations
+from console.past import baseline, recall
 from console.recorder import Recorder
 from console.session import Session
-from console.state import BaselineKey, NodeState, RunView, StageBaseline, elapsed_ns
+from console.state import NodeState, RunView, elapsed_ns
 from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
 from db.queries import History
 from db.writer import Writer
-from remote_agent.protocol.codec import decode
 from remote_agent.protocol.messages import (
     Actor,
     CacheClearParams,
@@ -41,14 +40,12 @@ from remote_agent.protocol.messages import (
     ReleaseParams,
     ReleaseResult,
     Resident,
-    RunFinished,
     RunRecord,
     RunResult,
     RunUidParams,
     StandbyStopParams,
     StandbyStopResult,
     StatusResult,
-    Tier,
 )
 from remote_agent.recipe import recipe_hash
 
@@ -113,12 +110,12 @@ class Fleet:
         hashes = {name: recipe_hash(recipe) for name, recipe in self.config.recipes.items()}
         for node in self._followed:
             wanted = tuple(hashes[name] for name in node.recipes if name in hashes) or tuple(hashes.values())
-            session = Session(node, self._recorder, self._baseline, wanted, self._dirty.add)
+            session = Session(node, self._recorder, partial(baseline, self._history), wanted, self._dirty.add)
             session.link = factory(node, self._opened.history_uuid, self._cursor, session)
             self._sessions[node.name] = session
             self._dirty.add(node.name)
         for session in self._sessions.values():
-            session.spawn(self._recall(session))
+            session.spawn(recall(self._history, session))
             assert session.link is not None
             session.link.start()
 
@@ -181,6 +178,13 @@ class Fleet:
             return session.state
         node = self.config.node(name)
         return NodeState(node.name, tags=node.tags, recipes=node.recipes)
+
+    async def until(self, name: str, wanted: Callable[[NodeState], T | None], timeout_s: float | None = None) -> T:
+        """Return what ``wanted`` finds in the node's state, as soon as it finds something; no state is missed.
+
+        Raises: TimeoutError.
+        """
+        return await self._session(name).until(wanted, timeout_s)
 
     def take_dirty(self) -> set[str]:
         """Return the names of nodes whose state has changed since the last call."""
@@ -339,31 +343,6 @@ class Fleet:
     def _cursor(self, journal_uuid: str) -> int:
         stored = self.history.cursor(journal_uuid)
         return max(stored, self._cursors.get(journal_uuid, 0))
-
-    async def _recall(self, session: Session) -> None:
-        """Tell a session the last run of its node that the history has the end of: the node need not tell it again."""
-        try:
-            event = await asyncio.to_thread(self.history.last_end, session.node.name)
-            run = clean_record(decode(RunFinished, json.loads(event.data_json)).run) if event is not None else None
-        except (db.errors.HistoryError, ValueError) as error:
-            log.warning("%s: its last run is not known from the history: %s", session.node.name, error)
-            return
-        if run is not None:
-            key = (run.recipe_hash, run.tier_from, run.tier_to is Tier.ARMED)
-            session.recall(run, await self._baseline(session.node.name, key, before=run.run_uid))
-
-    async def _baseline(self, node: str, key: BaselineKey, before: str | None = None) -> StageBaseline | None:
-        recipe_hash, tier, armed = key
-        try:
-            found = await asyncio.to_thread(
-                self.history.baseline, node, recipe_hash, tier.value, before=before, armed=armed
-            )
-        except db.errors.HistoryError as error:
-            log.warning("no baseline: %s", error)
-            return None
-        if found is None:
-            return None
-        return StageBaseline(found.count, found.wall_ns, found.stages_ns, found.recent_wall_ns)
 
     def _on_durable(self, journal_uuid: str, seq: int) -> None:
         """From the writer's thread."""
