@@ -16,7 +16,7 @@ from typing import TypeVar
 import db.errors
 from console.config import Config
 from console.errors import HistoryError, NodeUnreachable, UsageError
-from console.launches import Launches
+from console.launches import Launches, Unless
 from console.links import LinkFactory, real_links
 from console.locations import locations
 from console.past import baseline, recall
@@ -216,10 +216,12 @@ class Fleet:
         run_uid: str | None = None,
         recipe: Recipe | None = None,
         arm: bool = False,
+        unless: Unless | None = None,
     ) -> str:
         """Start a run and return its uid; where every parallel place is taken it waits, and is seen waiting.
 
-        With ``arm`` it makes all but the weights, and its process waits for them.
+        With ``arm`` it makes all but the weights, and its process waits for them. ``unless`` may call off one that
+        waited.
 
         Raises: UsageError for an unknown name; NodeUnreachable with the link's reason; RequestRefused by the node.
         """
@@ -227,7 +229,8 @@ class Fleet:
         recipe = recipe or self.config.recipe(recipe_name)
         run_uid = run_uid or uuid.uuid4().hex
         await session.until_connected(session.node.connect_timeout_s)
-        await self._launches.launch(session, run_uid, recipe, session.node.connect_timeout_s + ANSWER_S, arm)
+        timeout_s = session.node.connect_timeout_s + ANSWER_S
+        await self._launches.launch(session, run_uid, recipe, timeout_s, arm, unless)
         return run_uid
 
     async def wait(self, node: str, run_uid: str, timeout_s: float | None = None) -> RunView:

@@ -1,4 +1,4 @@
-"""What stores have in common that give one process at a time the right to act: a connection, and leases on wall time."""
+"""What stores that give one process at a time the right to act have in common: a connection, leases on wall time."""
 
 from __future__ import annotations
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
-import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 import db.errors
-from console.clean import clean
-from console.cli.common import Context, current_actor, run_async, say
+from console.cli.common import Context, current_actor, lease_holder, run_async, say
 from console.config import Config
 from console.errors import GlowplugError, HistoryError
 from console.fleet import Fleet
@@ -32,10 +28,9 @@ from remote_agent.protocol.messages import Recipe
 @contextlib.contextmanager
 def opened_store(context: Context) -> Iterator[RolloutStore]:
     """Open the history for rollouts, made and brought up to date where needed. Raises: HistoryError, inside too."""
-    host = clean(socket.gethostname(), 80) or "unknown"
-    holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
     try:
-        with contextlib.closing(RolloutStore(open_history(context.locations.history_file).path, holder)) as store:
+        path = open_history(context.locations.history_file).path
+        with contextlib.closing(RolloutStore(path, lease_holder())) as store:
             yield store
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error

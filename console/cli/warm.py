@@ -63,7 +63,7 @@ def command(
     config = context.load_config()
     wanted = config.recipe(recipe)
     names = [one.name for one in config.select(node)]
-    _announce(config, wanted, names, node, yes)
+    announce("warm", config, wanted, names, node, yes)
     context.start_log()
     following = Following()
     if schedule is not None:
@@ -95,11 +95,14 @@ def _document(following: Following) -> dict[str, object]:
     return {"runs": following.documents(), "errors": following.errors()}
 
 
-def _announce(config: Config, recipe: Recipe, names: Sequence[str], selectors: Sequence[str], yes: bool) -> None:
-    say(f"warm {recipe.name} ({recipe.model.path}) on {counted(len(names), 'node')}: {', '.join(names)}")
+def announce(
+    verb: str, config: Config, recipe: Recipe, names: Sequence[str], selectors: Sequence[str], yes: bool
+) -> None:
+    """Name the nodes, and ask where a tag or a pattern chose them. Raises: Aborted."""
+    say(f"{verb} {recipe.name} ({recipe.model.path}) on {counted(len(names), 'node')}: {', '.join(names)}")
     known = {node.name for node in config.nodes}
     if not known.issuperset(selectors):
-        confirm(f"Warm {counted(len(names), 'node')}?", yes)
+        confirm(f"{verb.capitalize()} {counted(len(names), 'node')}?", yes)
 
 
 async def _warm(
