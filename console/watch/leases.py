@@ -20,11 +20,11 @@ class Leases:
     """Renews the leases that ``store`` has taken, for as long as `run` goes on.
 
     ``lost``: by node, that another watches it by now. While the history can't be written nothing is lost, and nothing
-    may be loaded once a lease may have run out. ``clock``: monotonic seconds.
+    may be loaded once a lease may have run out. ``clock``: seconds of wall time, which goes on while a machine sleeps.
     """
 
     def __init__(
-        self, store: WatchStore, history: History, nodes: Sequence[str], clock: Callable[[], float] = time.monotonic
+        self, store: WatchStore, history: History, nodes: Sequence[str], clock: Callable[[], float] = time.time
     ) -> None:
         self.lost: dict[str, HistoryError] = {}
         self._store = store
@@ -45,7 +45,8 @@ class Leases:
 
     async def in_the_way(self, node: str) -> str:
         """Return why the node may not be loaded now, or nothing. Raises: HistoryError if another watches it by now."""
-        await self._keep()
+        if not 0 <= self._clock() - self._kept_s < self._store.lease_s / 4:
+            await self._keep()
         if node in self.lost:
             raise self.lost[node]
         if self._clock() - self._kept_s > self._store.lease_s:

@@ -27,11 +27,13 @@ class Wanted:
 class Seen:
     """A node at one moment. ``unreachable``: why it can't be asked; None while that is not sure, or it can.
 
-    ``tier``: the coldest over the recipe's devices, None until it is known. ``held``: what makes it.
+    ``is_final``: no retry will be made. ``tier``: the coldest over the recipe's devices, None until it is known.
+    ``held``: what makes it.
     """
 
     is_known: bool = False
     unreachable: str | None = None
+    is_final: bool = False
     tier: Tier | None = None
     held: frozenset[Key] = frozenset()
     boot_id: str | None = None
@@ -44,7 +46,7 @@ def see(state: NodeState, wanted: Wanted) -> Seen:
     lost = state.link.status in (LinkStatus.SILENT, LinkStatus.DISCONNECTED)
     unreachable = (state.link.reason or f"the link is {state.link.status.value}") if lost else None
     if state.residents is None or state.hello is None:
-        return Seen(False, unreachable)
+        return Seen(False, unreachable, state.link.final)
     entries = _by_device(state.residents, wanted.recipe)
     devices = _devices(wanted.recipe, state.probe)
     if devices is None:
@@ -54,7 +56,8 @@ def see(state: NodeState, wanted: Wanted) -> Seen:
     is_whole = len(entries) == (len(devices) if devices is not None else 1)
     tier = min((tier for tier, _ in entries.values()), key=_RANKS.__getitem__) if is_whole else Tier.COLD
     keys = frozenset((one.run_uid, one.device) for _, one in entries.values())
-    return Seen(state.is_known, unreachable, tier, keys, state.hello.boot_id, state.hello.pid, state.gone)
+    hello = state.hello
+    return Seen(state.is_known, unreachable, state.link.final, tier, keys, hello.boot_id, hello.pid, state.gone)
 
 
 def is_at(tier: Tier, wanted: Tier) -> bool:

@@ -44,7 +44,7 @@ class Watch:
             tasks = [renewing, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _drop_lost(self) -> None:
         for node in self._leases.lost.keys() & self._tasks.keys():

@@ -48,7 +48,7 @@ class NodeWatch:
     chance: Callable[[], float] = random.random
     run_uid: str | None = None
     _watched: Watched = field(default_factory=Watched)
-    _looked_at: NodeState | None = None
+    _looked_at: Seen = field(default_factory=Seen)
 
     async def run(self) -> None:
         """Watch until it is cancelled.
@@ -64,18 +64,18 @@ class NodeWatch:
                     want = self._take(self._look())
                 if want is not None:
                     doing = asyncio.ensure_future(self._check() if want is Want.CHECK else self._warm())
-                elif doing is None and self.fleet.state(self.node).link.final:
+                elif doing is None and self._looked_at.is_final:
                     raise NodeUnreachable(self.fleet.describe_link(self.node))
                 else:
                     await self._until_news(doing)
         finally:
             if doing is not None:
                 doing.cancel()
-                await asyncio.wait([doing])
+                await asyncio.gather(doing, return_exceptions=True)
 
     def _look(self) -> Step:
-        self._looked_at = self.fleet.state(self.node)
-        return look(self._watched, see(self._looked_at, self.wanted), self.clock(), self.limits)
+        self._looked_at = self._seen()
+        return look(self._watched, self._looked_at, self.clock(), self.limits)
 
     def _take(self, step: Step) -> Want | None:
         self._watched, told, want = step
@@ -84,7 +84,7 @@ class NodeWatch:
         return want
 
     async def _until_news(self, doing: asyncio.Task[Answer] | None) -> None:
-        """Wait until the state is another, what is being done is over, or the machine wants to look again."""
+        """Wait until something else is to be seen, what is being done is over, or it is time to look again."""
         now_s = self.clock()
         at_s = wake_s(self._watched, now_s) if doing is None else None
         changed = asyncio.ensure_future(self.fleet.until(self.node, self._is_news))
@@ -98,7 +98,10 @@ class NodeWatch:
             changed.cancel()
 
     def _is_news(self, state: NodeState) -> bool | None:
-        return True if state is not self._looked_at else None
+        return True if see(state, self.wanted) != self._looked_at else None
+
+    def _seen(self) -> Seen:
+        return see(self.fleet.state(self.node), self.wanted)
 
     async def _check(self) -> Answer:
         """Ask the node what is on it, and whether anybody else is at work there."""
@@ -118,9 +121,9 @@ class NodeWatch:
             if self.fleet.state(self.node).probe is None:
                 await self.fleet.probe(self.node)
         except RequestRefused as error:
-            return see(self.fleet.state(self.node), self.wanted), f"it does not say what is on it: {error}"
+            return self._seen(), f"it does not say what is on it: {error}"
         in_the_way = _busy(status.runs) or await self.rights.in_the_way(self.node)
-        return see(self.fleet.state(self.node), self.wanted), in_the_way
+        return self._seen(), in_the_way
 
     async def _warm(self) -> Answer:
         recipe, failure = self.wanted.recipe, None
@@ -137,7 +140,7 @@ class NodeWatch:
         except GlowplugError as error:
             failure = Failure("error", str(error))
         self.run_uid = None
-        seen, detail = see(self.fleet.state(self.node), self.wanted), failure.detail if failure else ""
+        seen, detail = self._seen(), failure.detail if failure is not None else ""
         if failure is not None and failure.code == CALLED_OFF:
             return lambda watched: stood_down(watched, seen, detail, self.clock(), self.limits)
         return lambda watched: warmed(watched, seen, detail, self.clock(), self.chance(), self.limits)

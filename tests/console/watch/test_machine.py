@@ -28,9 +28,9 @@ from tests.console.happenings import resident
 
 LIMITS = Limits(Tier.RESIDENT, tries=3, first_s=10.0, limit_s=60.0, again_s=5.0)
 KEY = ("run-00000001", "cpu")
-UP = Seen(True, None, Tier.STANDBY, frozenset({KEY}), "boot-1", 7)
+UP = Seen(True, None, False, Tier.STANDBY, frozenset({KEY}), "boot-1", 7)
 GONE = ResidentChanged(resident().resident, "gone", "released by request")
-DOWN = Seen(True, None, Tier.COLD, frozenset(), "boot-1", 7, (GONE,))
+DOWN = Seen(True, None, False, Tier.COLD, frozenset(), "boot-1", 7, (GONE,))
 LOST = replace(UP, is_known=False, unreachable="connection refused")
 HELD = Watched(Phase.HELD, held=UP)
 FALLEN = Watched(Phase.FALLEN, held=UP)
