@@ -20,6 +20,7 @@ class Watch:
         self, fleet: Fleet, nodes: Sequence[str], wanted: Wanted, limits: Limits, leases: Leases, tell: Tell
     ) -> None:
         self.ended: dict[str, GlowplugError] = {}
+        self._fleet = fleet
         self._leases = leases
         self._tell = tell
         self._watches = {node: NodeWatch(fleet, node, wanted, limits, leases, tell) for node in nodes}
@@ -27,8 +28,9 @@ class Watch:
 
     @property
     def going(self) -> dict[str, str]:
-        """The runs that were started here and are not over, by node."""
-        return {node: one.run_uid for node, one in self._watches.items() if one.run_uid is not None}
+        """The runs of this watch that their nodes have accepted and that are not over, by node."""
+        tries = [(node, self._fleet.state(node).runs.get(one.run_uid or "")) for node, one in self._watches.items()]
+        return {node: run.run_uid for node, run in tries if run and run.is_accepted and not run.state.is_terminal}
 
     async def run(self) -> None:
         """Watch until no node is left, or it is cancelled."""

@@ -194,10 +194,11 @@ async def test_no_more_load_at_once_than_there_are_places_and_who_waited_looks_a
     """While n2 waited for n1's place somebody else began there: it is not loaded a second time."""
     scene.fleet.parallel = 1
     first, second = scene.world.hosts["n1"], scene.world.hosts["n2"]
-    async with scene.watching("n1"):
+    async with scene.watching("n1") as one:
         await eventually(lambda: running(first))
-        async with scene.watching("n2"):
+        async with scene.watching("n2") as other:
             await eventually(lambda: scene.fleet.state("n2").runs)
+            assert (list(one.going), other.going) == (["n1"], {})
             second.answer("run.start", RunStartParams("run-of-grace", RECIPES["llama"], ACTOR))
             first.finish(running(first)[0])
             await scene.until_told(("n1", "back"), ("n2", "left_alone"))
