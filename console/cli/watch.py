@@ -144,7 +144,7 @@ def _watch(
             watch = Watch(fleet, names, wanted, limits, Leases(store, fleet.history, names), told)
             await watch.run()
         codes = [error.exit_code for error in watch.ended.values()]
-        return LinkError.exit_code if LinkError.exit_code in codes else max(codes)
+        return LinkError.exit_code if LinkError.exit_code in codes else max(codes, default=0)
 
     try:
         path = open_history(context.locations.history_file).path

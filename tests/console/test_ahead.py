@@ -52,7 +52,7 @@ def test_a_warm_up_waits_for_its_moment(world: World, capsys: pytest.CaptureFixt
 
 
 def test_a_rollout_is_planned_and_begun_at_its_moment(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it came to is in the line of its end, and one that a rollout stands in the way of is exit 2."""
+    """What it came to is in the line of its end."""
     for host in world.hosts.values():
         host.is_refusing = True
     code = run(["rollout", "start", "pre-warm", "--at", "+1s", "--json"])
