@@ -43,6 +43,7 @@ class Scope(enum.Enum):
     RUN = "run"
     HISTORY = "history"
     DIALOG = "dialogs"
+    PROMPT = "questions of a login"
 
 
 def _always(_: Situation) -> bool:
@@ -177,6 +178,11 @@ ACTIONS: tuple[Action, ...] = (
     A("dialog.next", "right,down,l,j", "app.focus_next", "Next", "The next button", "Answer", S.DIALOG, palette=False),
     A("dialog.previous", "left,up,k", "app.focus_previous", "Previous", "The button before", "Answer", S.DIALOG,
       palette=False),
+    # Questions of a login
+    A("prompt.decline", "escape", "decline", "Cancel", "Give no answer: the login fails, and asks again on reconnect",
+      "Answer", S.PROMPT, footer=True, palette=False),
+    A("prompt.decline_all", "ctrl+g", "decline_all", "Cancel all", "Give no answer to any question that waits",
+      "Answer", S.PROMPT, footer=True, palette=False),
     # Everywhere
     A("app.back", "escape", "back", "Back", "Close what is open, step by step", "Console", S.APP),
     A("app.pause", "p", "pause", "Pause", "Hold the picture still; work on the hosts goes on", "Console", S.APP),

@@ -20,18 +20,21 @@ from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.drivers.linux_driver import LinuxDriver
 from textual.screen import Screen
+from textual.widgets import Input
 
 import themes
 from console import preferences as preferences_file
 from console.actions import ACTIONS, Scope, bindings_of, permitted, unknown_ids
 from console.errors import GlowplugError, Interrupted
 from console.format import counted
+from console.prompts import Asked, PromptQueue
 from console.screens.base import ConsoleScreen
 from console.screens.confirm import ConfirmScreen
 from console.screens.fleet import FleetScreen
 from console.screens.help import HelpScreen
 from console.screens.palette import NodeCommands, ThemeCommands
 from console.screens.ports import FleetPort, ReadOnlyFleet
+from console.screens.prompt import PromptScreen
 from console.state import unfinished_runs
 from console.terminal import Leaving, driver_for
 from console.widgets.glyphs import ASCII, UNICODE
@@ -65,6 +68,7 @@ class GlowplugApp(App[int]):
         keymap: Mapping[str, str] | None = None,
         runs_outlive: bool = True,
         watch: Callable[[], Awaitable[None]] | None = None,
+        prompts: PromptQueue | None = None,
         ansi_color: bool | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wall_clock_ns: Callable[[], int] = time.time_ns,
@@ -84,6 +88,8 @@ class GlowplugApp(App[int]):
         self._preferences = preferences
         self._runs_outlive = runs_outlive
         self._watch = watch
+        self._prompts = prompts
+        self._put_off: Asked | None = None
         self._clock_ns, self._wall_clock_ns, self._zone = clock_ns, wall_clock_ns, zone
         self._quiet_frames = -1
         self._unseen: set[str] = set()
@@ -145,6 +151,7 @@ class GlowplugApp(App[int]):
 
     def frame(self) -> None:
         """Let every screen show what changed; a dialog on top stops nothing."""
+        self._show_prompt()
         self._unseen |= self.fleet.take_dirty()
         if self.paused:
             return
@@ -160,6 +167,23 @@ class GlowplugApp(App[int]):
         for screen in self.screen_stack:
             if isinstance(screen, ConsoleScreen) and screen.is_drawn:
                 screen.frame(dirty, moment)
+
+    def _show_prompt(self) -> None:
+        """Show what a login asks, but over no dialog and into nobody's typing: keys must go where they are meant."""
+        screen, asked = self.screen, self._prompts.current if self._prompts is not None else None
+        if isinstance(screen, PromptScreen):
+            screen.refresh_queue()
+        elif asked is None or self._prompts is None:
+            return
+        elif screen.is_modal or isinstance(self.focused, Input):
+            if self._put_off is not asked:
+                self._put_off = asked
+                self.say("a login waits for an answer; it is asked for once this is closed", "warning")
+        else:
+            self.push_screen(PromptScreen(self._prompts, asked), lambda _: self._after_prompt())
+
+    def _after_prompt(self) -> None:
+        self.call_later(self._show_prompt)
 
     def is_live(self, name: str) -> bool:
         """Whether that node's panel changes by the clock alone: a run is under way there."""
@@ -265,12 +289,14 @@ def run_app(
     keymap: Mapping[str, str] | None = None,
     runs_outlive: bool = True,
     watch: Callable[[], Awaitable[None]] | None = None,
+    prompts: PromptQueue | None = None,
     no_color: bool = False,
 ) -> int:
     """Show the console until the operator leaves and return the exit code.
 
     ``preferences`` is the file that keeps the theme; ``runs_outlive`` is False where
-    hosts end with the console; what ``watch`` raises in the meantime is said;
+    hosts end with the console; what ``watch`` raises in the meantime is said; what
+    ``prompts`` ask is shown, one at a time;
     ``no_color`` when NO_COLOR is set.
     Raises: Interrupted when a signal ended it, or the terminal is gone.
     """
@@ -284,6 +310,7 @@ def run_app(
         keymap=keymap,
         runs_outlive=runs_outlive,
         watch=watch,
+        prompts=prompts,
         ansi_color=True if no_color else None,
     )
     result: int | None = None

@@ -83,6 +83,22 @@ make_room = false               # true: idle models go where memory or hold_budg
 [recipes.llama.deadlines]       # seconds a stage
 weights = 600
 
+[recipes.chat]                  # warm, and served by a function of yours: docs/serving.md
+model = { path = "/models/llama-2-7b" }
+target_tier = "resident"
+
+[recipes.chat.serve]            # once the model is warm, a process attaches to it and calls entry
+entry = "completion_server:serve"  # module:function
+path = "/opt/glowplug/examples" # on the host: where Python looks for the module first
+host = "127.0.0.1"
+port = 8000
+# health = "/health"            # must answer 200 before the request is sent
+ready_timeout_s = 60
+
+[recipes.chat.serve.request]    # the run is ready once this is answered
+path = "/v1/completions"
+# body = { prompt = "Hello", max_tokens = 1 }  # otherwise the recipe's own request, in OpenAI's style
+
 [recipes.llama-files]           # before traffic shifts: no GPU is touched
 model = { path = "/models/llama-2-7b" }
 target_tier = "cached"          # in the page cache; or host: registered with a GPU, for the next run of the model

@@ -21,6 +21,7 @@ GlowplugError                1
     ├── ProtocolMismatch  final no protocol version in common
     ├── NodeMisconfigured final an identity, a known_hosts file or ssh's own settings can't be used
     ├── AuthenticationFailed final
+    ├── PromptDeclined    final a person was asked, and gave no answer or none that is right
     ├── HostKeyUnknown    final never seen; may be accepted by a person
     └── HostKeyChanged    final another key than the known one, or ruled out; is never accepted here
 """
@@ -143,31 +144,49 @@ class AuthenticationFailed(LinkError):
     final = True
 
 
-class HostKeyUnknown(LinkError):
-    """No key of this host is known. ``line`` is what `known_hosts.append` would add to ``known_hosts_file``."""
+class PromptDeclined(LinkError):
+    """A person was asked for something, and gave no answer or none that is right."""
 
     final = True
 
-    def __init__(self, host: str, port: int, fingerprint: str, line: str, known_hosts_file: Path) -> None:
-        super().__init__(f"the host key of {host} port {port} is not known: {fingerprint}")
+
+class HostKeyUnknown(LinkError):
+    """No key of this host is known. ``line`` is what `known_hosts.append` would add to ``known_hosts_file``.
+
+    ``fingerprint`` is SHA256's, ``kind`` as ssh names it (``ED25519``); ``hint``: what can be done.
+    """
+
+    final = True
+
+    def __init__(
+        self, host: str, port: int, fingerprint: str, line: str, known_hosts_file: Path, kind: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(f"the host key of {host} port {port} is not known: {f'{kind} {fingerprint}'.strip()}{hint}")
         self.host = host
         self.port = port
         self.fingerprint = fingerprint
         self.line = line
         self.known_hosts_file = known_hosts_file
+        self.kind = kind
 
 
 class HostKeyChanged(LinkError):
     """The host shows another key than the known one, or one that may not be accepted. There is nothing to accept.
 
-    ``fingerprint`` is empty where the key was refused before it could be looked at.
+    ``fingerprint`` is empty where the key was refused before it could be looked at. ``entries``: what
+    known_hosts has of the host that speaks against it, ``ED25519 SHA256:… in FILE:LINE``.
     """
 
     final = True
 
-    def __init__(self, host: str, port: int, fingerprint: str, text: str) -> None:
-        shows = f": it shows {fingerprint}" if fingerprint else ""
-        super().__init__(f"the host key of {host} port {port} {text}{shows}")
+    def __init__(
+        self, host: str, port: int, fingerprint: str, text: str, entries: Sequence[str] = (), kind: str = ""
+    ) -> None:
+        self.what = f"the host key of {host} port {port} {text}"
+        shows = f": it shows {f'{kind} {fingerprint}'.strip()}" if fingerprint else ""
+        super().__init__("; ".join((f"{self.what}{shows}", *(f"there is {entry}" for entry in entries))))
         self.host = host
         self.port = port
         self.fingerprint = fingerprint
+        self.kind = kind
+        self.entries = tuple(entries)

@@ -21,45 +21,24 @@ from console.links import LinkFactory, real_links
 from console.locations import locations
 from console.past import baseline, recall
 from console.recorder import Recorder
+from console.requests import ANSWER_S, Requests
 from console.session import Session
 from console.state import NodeState, RunView, elapsed_ns
 from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
 from db.queries import History
 from db.writer import Writer
-from remote_agent.protocol.messages import (
-    Actor,
-    CacheClearParams,
-    CacheClearResult,
-    CacheListParams,
-    CacheListResult,
-    ParkParams,
-    ParkResult,
-    Probe,
-    Recipe,
-    ReleaseParams,
-    ReleaseResult,
-    Resident,
-    RunRecord,
-    RunResult,
-    RunUidParams,
-    StandbyStopParams,
-    StandbyStopResult,
-    StatusResult,
-)
+from remote_agent.protocol.messages import Actor, Recipe
 from remote_agent.recipe import recipe_hash
 
 T = TypeVar("T")
 
 CLOSE_S = 5.0
-ANSWER_S = 12.0
-PARK_S = 600.0
-"""How long a driver may take to move a whole GPU's memory to or from the host's."""
 
 log = logging.getLogger(__name__)
 
 
-class Fleet:
+class Fleet(Requests):
     """Holds a link to each node, keeps their states and the history. Create and use it on one event loop.
 
     ``nodes``: names of the nodes to follow, all by default. ``parallel``: how many runs
@@ -256,79 +235,9 @@ class Fleet:
         if not self._launches.withdraw(self._session(node), run_uid):
             await self.cancel_run(node, run_uid)
 
-    async def cancel_run(self, node: str, run_uid: str) -> RunRecord:
-        """Have the node end a run; return what it is then. Raises: LinkError, RequestRefused."""
-        answer = await self.ask(node, "run.cancel", RunUidParams(run_uid), RunResult)
-        self._session(node).found(answer.run)
-        return answer.run
-
-    async def find_run(self, node: str, run_uid: str, timeout_s: float = ANSWER_S) -> RunRecord:
-        """Return a run as its node has it now. Raises: LinkError, RequestRefused."""
-        answer = await self.ask(node, "run.get", RunUidParams(run_uid), RunResult, timeout_s)
-        self._session(node).found(answer.run)
-        return answer.run
-
-    async def ask(self, node: str, method: str, params: object, result: type[T], timeout_s: float = ANSWER_S) -> T:
-        """Ask the node one thing, once it can be asked. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.request(method, params, result, timeout_s)
-
-    async def release(self, node: str, run_uid: str | None = None) -> tuple[Resident, ...]:
-        """Let go of what a run left warm, of everything by default. Raises: LinkError, RequestRefused."""
-        return (await self.let_go(node, ReleaseParams(run_uid, everything=run_uid is None))).released
-
-    async def let_go(self, node: str, params: ReleaseParams) -> ReleaseResult:
-        """Let go of what is named; the answer may take ``wait_s`` longer. Raises: LinkError, RequestRefused."""
-        answer = await self.ask(node, "resident.release", params, ReleaseResult, ANSWER_S + params.wait_s)
-        await self._session(node).status()
-        return answer
-
-    async def stop_standbys(self, node: str, recipe_name: str) -> tuple[Resident, ...]:
-        """End the standbys of a recipe, armed or with weights; what is resident of it stays.
-
-        Raises: LinkError, RequestRefused.
-        """
-        answer = await self.ask(node, "standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
-        await self._session(node).status()
-        return answer.stopped
-
-    async def park(self, node: str, run_uid: str) -> ParkResult:
-        """Take a run's standbys off their devices. Raises: LinkError, RequestRefused."""
-        return await self._move(node, "park", run_uid)
-
-    async def unpark(self, node: str, run_uid: str) -> ParkResult:
-        """Put a run's parked standbys back. Raises: LinkError, RequestRefused."""
-        return await self._move(node, "unpark", run_uid)
-
-    async def _move(self, node: str, method: str, run_uid: str) -> ParkResult:
-        answer = await self.ask(node, method, ParkParams(run_uid), ParkResult, PARK_S)
-        await self._session(node).status()
-        return answer
-
     def said(self, node: str) -> tuple[str, ...]:
         """Return what the console itself has had to say about the node since `start`, a line each."""
         return tuple(self._session(node).said)
-
-    async def probe(self, node: str) -> Probe:
-        """Ask the node what it is. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.probe()
-
-    async def status(self, node: str) -> StatusResult:
-        """Ask the node what is on it. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.status()
-
-    async def list_cache(self, node: str, directory: str | None = None) -> CacheListResult:
-        """Ask the node what a compile cache keeps. Raises: LinkError, RequestRefused."""
-        return await self.ask(node, "cache.list", CacheListParams(directory), CacheListResult)
-
-    async def clear_cache(self, node: str, params: CacheClearParams) -> CacheClearResult:
-        """Have the node clear what is named. Raises: LinkError; RequestRefused under a run, or without such a key."""
-        return await self.ask(node, "cache.clear", params, CacheClearResult)
 
     def retry_now(self, node: str) -> None:
         """Try to reach the node at once, whatever its link waits for."""

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class NodeLink:
     """One node's link. ``cursor(journal_uuid)``: the highest contiguous seq stored here of that journal.
 
-    ``error`` is the last LinkError, with what a person needs to accept an unknown host key.
+    ``error`` is the last LinkError. ``reconsider`` is called when a person wants to connect again.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class NodeLink:
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = random_module.random,
         timing: Timing | None = None,
+        reconsider: Callable[[], None] = lambda: None,
     ) -> None:
         self.node = node
         self.state = LinkState(since_s=clock())
@@ -53,6 +54,7 @@ class NodeLink:
         self._subscriber, self._cursor, self._sink = subscriber, cursor, sink
         self._open_stream, self._clock, self._random = open_stream, clock, random
         self._timing = timing or Timing()
+        self._reconsider = reconsider
         self._session: Session | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -74,7 +76,8 @@ class NodeLink:
         self._change(LinkStatus.IDLE)
 
     def retry_now(self) -> None:
-        """Try again at once, also where the link is ``final``."""
+        """Try again at once, also where the link is ``final``: a person wants it."""
+        self._reconsider()
         self._wake.set()
 
     async def request(self, method: str, params: object, timeout_s: float = REQUEST_TIMEOUT_S) -> object:

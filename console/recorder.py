@@ -18,7 +18,7 @@ from db.errors import HistoryError
 from db.records import EventRow, GapRow, Record, RunRow, SampleRow, StageRow
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import (
-    NATIVE_STAGES,
+    STAGES,
     Event,
     Gap,
     RunAccepted,
@@ -201,6 +201,6 @@ def stage_row(stage: StageRecord) -> StageRow:
 
 def _ordinal(name: str) -> int:
     """The stage's place in canonical order: the same for a name in whatever order events come."""
-    if name in NATIVE_STAGES:
-        return NATIVE_STAGES.index(name)
+    if name in STAGES:
+        return STAGES.index(name)
     return _UNKNOWN_STAGE + zlib.crc32(name.encode("utf-8", "replace"))

@@ -97,6 +97,7 @@ def _resident_line(data: ResidentChanged) -> str:
         attached = f", attached {resident.attached} times" if resident.attached else ""
         took_ns = data.steps.get("park_ns") or data.steps.get("unpark_ns")
         took = f", {'parked' if 'park_ns' in data.steps else 'put back'} in {duration_text(took_ns)}" if took_ns else ""
+        attached += "".join(f", served on {server.address}" for server in resident.servers)
         what = f"{resident.tier.value} on {resident.device}, {size_text(resident.bytes)}"
         return f"{resident.recipe} is {what}{attached}{took}"
     return f"{resident.recipe} left {resident.device}" + (f": {data.reason}" if data.reason else "")

@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from console.state import BaselineKey, RunView, StageBaseline
 from remote_agent.protocol.messages import (
-    NATIVE_STAGES,
+    STAGES,
     Event,
     HelloResult,
     Progress,
@@ -20,7 +20,7 @@ from remote_agent.protocol.messages import (
     Tier,
 )
 
-_ORDER = {name: place for place, name in enumerate(NATIVE_STAGES)}
+_ORDER = {name: place for place, name in enumerate(STAGES)}
 _RANK = {StageStatus.PENDING: 0, StageStatus.RUNNING: 1}
 STAGES_KEPT = 64
 

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from remote_agent.errors import RecipeError
 from remote_agent.protocol.codec import DecodeError, Unknown, decode, encode
-from remote_agent.protocol.messages import FirstRequest, Hold, Recipe
+from remote_agent.protocol.messages import FirstRequest, Hold, Recipe, Serve
 
 LIMIT_BYTES = 1 << 20
+
+ANY_SERVER = Serve("any:server", 1)
+"""In place of a recipe's own where all that counts is that it has one: its weights lie where others can attach."""
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -23,8 +26,15 @@ def recipe_hash(recipe: Recipe) -> str:
     """
     content = encode(recipe)
     del content["name"]
+    if recipe.serve is None:  # such recipes have the hashes that history knows them by
+        del content["serve"]
     content["environment"] = sorted(content["environment"])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def warm_hash(recipe: Recipe) -> str:
+    """Return what must be equal for a standby to be what a recipe makes: how it is served makes no other."""
+    return recipe_hash(recipe if recipe.serve is None else replace(recipe, serve=ANY_SERVER))
 
 
 def armed_hash(recipe: Recipe) -> str:
@@ -35,7 +45,7 @@ def armed_hash(recipe: Recipe) -> str:
     if recipe.compile.mode == "off":
         request = FirstRequest(kind=recipe.request.kind)
         recipe = replace(recipe, request=request, deadlines={}, hold=Hold())
-    return f"armed {recipe_hash(recipe)}"
+    return f"armed {warm_hash(recipe)}"
 
 
 def model_hash(recipe: Recipe) -> str:
@@ -67,7 +77,10 @@ def resolve_paths(recipe: Recipe, folder: Path) -> Recipe:
     model = replace(recipe.model, path=_resolve(recipe.model.path, folder))
     cache = recipe.compile.cache_directory
     compiling = replace(recipe.compile, cache_directory=_resolve(cache, folder)) if cache else recipe.compile
-    return replace(recipe, model=model, compile=compiling)
+    serve = recipe.serve
+    if serve is not None and serve.path is not None:
+        serve = replace(serve, path=_resolve(serve.path, folder))
+    return replace(recipe, model=model, compile=compiling, serve=serve)
 
 
 def _resolve(path: str, folder: Path) -> str:

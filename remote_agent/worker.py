@@ -21,6 +21,8 @@ from remote_agent.cache_store import in_use
 from remote_agent.pipeline.channel import Channel, flush_output
 from remote_agent.pipeline.imports import WORKER_ENVIRONMENT, settle_environment
 from remote_agent.protocol.internal import (
+    WorkerAsk,
+    WorkerAttach,
     WorkerFailed,
     WorkerJob,
     WorkerMap,
@@ -67,6 +69,13 @@ def serve(sock: socket.socket) -> int:
             continue
         if isinstance(message, (WorkerUnmap, WorkerMap)):
             runner.move(message)  # where that fails agentd knows why, and ends this process
+            continue
+        if isinstance(message, WorkerAsk):
+            runner.answer()
+            continue
+        if isinstance(message, WorkerAttach):
+            if not runner.attach(message):  # no use of the compile cache: who serves would keep it from being cleared
+                return 0
             continue
         if not isinstance(message, WorkerJob):
             failure = Failure("protocol", f"a worker waits for a job, not for a {type(message).__name__}")

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from console.cli.common import Context, ended_by_signals
 from console.errors import UsageError
 from console.fleet import Fleet
+from console.prompts import PromptQueue
 
 
 def open_console(context: Context, *, read_only: bool, ascii: bool, theme: str | None) -> int:
@@ -15,8 +16,10 @@ def open_console(context: Context, *, read_only: bool, ascii: bool, theme: str |
     config = context.load_config()
     require_terminal("verbs such as `glowplug status` do not")
     context.start_log()
+    prompts = PromptQueue()
+    fleet = context.fleet(config, prompts=prompts)
     with ended_by_signals():
-        return show(context, context.fleet(config), config.path.stem, read_only=read_only, ascii=ascii, theme=theme)
+        return show(context, fleet, config.path.stem, read_only=read_only, ascii=ascii, theme=theme, prompts=prompts)
 
 
 def require_terminal(instead: str) -> None:
@@ -35,8 +38,9 @@ def show(
     theme: str | None = None,
     runs_outlive: bool = True,
     watch: Callable[[], Awaitable[None]] | None = None,
+    prompts: PromptQueue | None = None,
 ) -> int:
-    """Show any fleet; ``runs_outlive`` is False where its hosts end with the console; ``watch`` as for `run_app`."""
+    """Show any fleet; ``runs_outlive`` is False where its hosts end with the console; the rest as for `run_app`."""
     from console.app import run_app
 
     return run_app(
@@ -48,5 +52,6 @@ def show(
         preferences=context.locations.state_directory / "preferences.json",
         runs_outlive=runs_outlive,
         watch=watch,
+        prompts=prompts,
         no_color=bool(context.environ.get("NO_COLOR")),
     )

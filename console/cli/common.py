@@ -28,6 +28,7 @@ from console.locations import Locations
 if TYPE_CHECKING:
     from console.config import Config
     from console.fleet import Fleet
+    from console.prompts import PromptQueue
     from remote_agent.protocol.messages import Actor
 
 T = TypeVar("T")
@@ -50,8 +51,14 @@ class Context:
 
         return load(self.locations.config_file)
 
-    def fleet(self, config: Config, names: Sequence[str] | None = None, parallel: int | None = None) -> Fleet:
-        """Return a fleet over real links, not started yet."""
+    def fleet(
+        self,
+        config: Config,
+        names: Sequence[str] | None = None,
+        parallel: int | None = None,
+        prompts: PromptQueue | None = None,
+    ) -> Fleet:
+        """Return a fleet over real links, not started yet; without ``prompts`` no login asks anybody."""
         from console.fleet import Fleet
         from console.links import real_links
         from console.transports.gate import Gate
@@ -62,7 +69,7 @@ class Context:
             nodes=names,
             parallel=parallel or config.defaults.parallel,
             actor=current_actor(),
-            links=real_links(Gate.create(self.locations, self.environ)),
+            links=real_links(Gate.create(self.locations, self.environ), prompts),
         )
 
     def start_log(self) -> None:

@@ -61,6 +61,7 @@ def _lines(answer: Answer[StatusResult]) -> Iterator[str]:
     for resident in status.residents:
         notes = f"  {resident.attached} attached" if resident.attached else ""
         notes += f"  {size_text(resident.host_bytes)} in host memory" if resident.host_bytes else ""
+        notes += "".join(f"  serves on {server.address} (pid {server.pid})" for server in resident.servers)
         glyph = "○" if resident.tier is Tier.ARMED else "✔"
         yield (
             f"{glyph} {answer.node:<14} {resident.recipe:<16} {resident.tier.value:<9} {resident.device:<12} "

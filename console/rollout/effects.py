@@ -195,7 +195,7 @@ class FleetEffects:
         environ = environment(self._environ, self._uid, "gate", [(row.name, row.batch, row.attempt) for row in rows])
         counts = [one for one in state.analysis.gates if one.gate == intent.gate] if state.analysis else []
         is_first = not any(one.taken for one in counts)
-        sample = await sample_gate(self._fleet, gate, warm, environ, is_first)
+        sample = await sample_gate(self._fleet, gate, self._settings.recipe, warm, environ, is_first)
         event = GateSampled(intent.analysis, intent.gate, sample.verdict, sample.reason)
         return Outcome(event, {"nodes": sample.values} if sample.values else {})
 

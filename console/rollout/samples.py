@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import db.errors
-from console.errors import GlowplugError, LinkError, RequestRefused
+from console.errors import GlowplugError
 from console.fleet import Fleet
 from console.rollout.hooks import RETRY_CODE, run_program
 from console.rollout.measure import Sampled, judge_figure, judge_tier, request_figure, run_figure, together
 from console.rollout.settings import Gate
 from console.rollout.states import Verdict
 from db.records import Baseline
-from remote_agent.protocol.codec import decode, encode
-from remote_agent.protocol.messages import METHODS, RunRecord, Tier
+from remote_agent.protocol.messages import Recipe, RunRecord, Tier
 
 BY_REQUEST = ("total", "first_output")
 """What a real request measures anew; a stage is what it was in the run."""
@@ -32,33 +31,22 @@ class Warm:
     run_uid: str
 
 
-@dataclass(frozen=True)
-class _RequestSample:
-    first_output_ns: int | None = None
-    total_ns: int | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class _Verified:
-    """The answer to ``verify``, as far as a gate needs it."""
-
-    samples: tuple[_RequestSample, ...] = ()
-
-
 async def sample_gate(
-    fleet: Fleet, gate: Gate, warm: Sequence[Warm], environ: Mapping[str, str], is_first: bool
+    fleet: Fleet, gate: Gate, recipe: Recipe, warm: Sequence[Warm], environ: Mapping[str, str], is_first: bool
 ) -> Sampled:
-    """Take one sample within the gate's ``timeout_s``; ``is_first``: of total and first output it is the run's own."""
+    """Take one sample within the gate's ``timeout_s``, over nodes that ``recipe`` is warm on.
+
+    ``is_first``: of total and first output it is the run's own.
+    """
     if gate.command is not None:
         return await _by_command(gate, environ)
     if gate.http is not None:
         return await _by_http(gate)
-    samples = await asyncio.gather(*(_of_node(fleet, gate, one, is_first) for one in warm))
+    samples = await asyncio.gather(*(_of_node(fleet, gate, recipe, one, is_first) for one in warm))
     return together({one.node: sample for one, sample in zip(warm, samples, strict=True)})
 
 
-async def _of_node(fleet: Fleet, gate: Gate, warm: Warm, is_first: bool) -> Sampled:
+async def _of_node(fleet: Fleet, gate: Gate, recipe: Recipe, warm: Warm, is_first: bool) -> Sampled:
     try:
         async with asyncio.timeout(gate.timeout_s):
             run = await fleet.find_run(warm.node, warm.run_uid, gate.timeout_s)
@@ -68,7 +56,7 @@ async def _of_node(fleet: Fleet, gate: Gate, warm: Warm, is_first: bool) -> Samp
             measure = gate.measure or ""
             if is_first or measure not in BY_REQUEST:
                 return judge_figure(measure, run_figure(gate, run, baseline))
-            return await _by_request(fleet, gate, warm.node, run, baseline)
+            return await _by_request(fleet, gate, recipe, warm.node, baseline)
     except TimeoutError:
         return Sampled(Verdict.INCONCLUSIVE, f"not measured within {gate.timeout_s:g} s")
     except (GlowplugError, db.errors.HistoryError) as error:
@@ -87,25 +75,13 @@ async def _baseline(fleet: Fleet, node: str, run: RunRecord) -> Baseline | None:
     )
 
 
-async def _by_request(fleet: Fleet, gate: Gate, node: str, run: RunRecord, baseline: Baseline | None) -> Sampled:
-    sample = await verify_once(fleet, node, run.model, gate.timeout_s)
+async def _by_request(fleet: Fleet, gate: Gate, recipe: Recipe, node: str, baseline: Baseline | None) -> Sampled:
+    """Have the node send one real request to what is warm there: through its port, where the recipe serves."""
+    sample = (await fleet.verify(node, recipe.name, recipe=recipe)).samples[0]
     if sample.error is not None:
         return Sampled(Verdict.FAIL, f"the request failed: {sample.error}")
     value_ns = sample.total_ns if gate.measure == "total" else sample.first_output_ns
     return judge_figure(gate.measure or "", request_figure(gate, value_ns, baseline))
-
-
-async def verify_once(fleet: Fleet, node: str, model: str, timeout_s: float) -> _RequestSample:
-    """Have the node send one real request to a warm model. Raises: LinkError, RequestRefused, also without the word."""
-    method = METHODS.get("verify")
-    if method is None:
-        raise RequestRefused("method_not_found", "this console has no word for verify")
-    params: object = decode(method.params, {"model": model, "count": 1, "interval_s": 0.0})
-    answer: object = await fleet.ask(node, "verify", params, method.result, timeout_s)
-    samples = decode(_Verified, encode(answer)).samples
-    if not samples:
-        raise LinkError(f"{node}: verify sent no sample")
-    return samples[0]
 
 
 async def _by_command(gate: Gate, environ: Mapping[str, str]) -> Sampled:

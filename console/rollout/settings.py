@@ -10,9 +10,9 @@ from console.config_nodes import NAME, NAME_RULE
 from console.rollout.sizes import resolve, size_problem
 from console.rollout.states import GateRule, Rules
 from remote_agent.protocol.codec import Checked
-from remote_agent.protocol.messages import NATIVE_STAGES, Tier
+from remote_agent.protocol.messages import STAGES, Tier
 
-MEASURES = ("total", "first_output", *NATIVE_STAGES)
+MEASURES = ("total", "first_output", *STAGES)
 TIERS = tuple(tier.value for tier in Tier)
 ORDERS = ("as_listed", "coldest_first")
 LONGEST_S = 7 * 86400.0

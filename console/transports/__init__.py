@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from console.config_nodes import Node
-from console.transports.base import OpenStream, Prompts, Stream
+from console.prompts import PromptQueue
+from console.transports.base import OpenStream, Stream
 from console.transports.gate import Gate
 
-__all__ = ["Gate", "OpenStream", "Prompts", "Stream", "open_stream"]
+__all__ = ["Gate", "OpenStream", "Stream", "open_stream"]
 
 
-async def open_stream(node: Node, token: str, *, gate: Gate, prompts: Prompts | None = None) -> Stream:
+async def open_stream(node: Node, token: str, *, gate: Gate, prompts: PromptQueue | None = None) -> Stream:
     """Return a stream on which the node's bridge will write its mark with ``token``.
 
     Raises: LinkError.

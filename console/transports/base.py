@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from console.config_nodes import Node
+from console.transports.patience import Patience
 
 T = TypeVar("T")
 
@@ -34,13 +35,6 @@ class Stream(Protocol):
         """Return one cleaned line on why the stream ended, None where there is nothing to say."""
 
 
-class Prompts(Protocol):
-    """Asks the operator. The question names the node and file as *we* know them."""
-
-    async def passphrase(self, node: str, identity: str) -> str | None:
-        """Return the passphrase of a private key file, None if the operator gives none."""
-
-
 OpenStream = Callable[[Node, str], Awaitable[Stream]]
 """``(node, token) -> Stream``; raises LinkError."""
 
@@ -56,16 +50,26 @@ async def bounded(awaitable: Awaitable[T], timeout_s: float) -> T:
 
     Raises: TimedOut.
     """
-    task = asyncio.ensure_future(awaitable)
+    patience = Patience(timeout_s)
     try:
-        await asyncio.wait({task}, timeout=timeout_s)
+        return await bounded_by(awaitable, patience)
+    finally:
+        patience.close()
+
+
+async def bounded_by(awaitable: Awaitable[T], patience: Patience) -> T:
+    """Return what ``awaitable`` gives before ``patience`` is over, as `bounded` does. Raises: TimedOut."""
+    task = asyncio.ensure_future(awaitable)
+    either: tuple[asyncio.Future[Any], ...] = (task, patience.over)
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         await _end(task)
         raise
     if task.done():
         return task.result()
     await _end(task)
-    raise TimedOut(f"no answer within {timeout_s:g} s")
+    raise TimedOut(f"no answer within {patience.timeout_s:g} s")
 
 
 async def unbroken(awaitable: Awaitable[T]) -> T:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from console.locations import Locations
 from console.transports.ssh_oracle import Oracle
@@ -38,6 +38,7 @@ class Gate:
     """Made once a console. ``known_hosts_file``: ours; ``agent_socket``: of a running ssh-agent.
 
     ``home``: where files are that nobody named; ``account_home``: where ssh takes ``~`` to be.
+    ``keys``: private keys that were opened with a passphrase, by file.
     ``environ``: of ssh and of a ProxyCommand; None: this process's own.
     """
 
@@ -51,6 +52,7 @@ class Gate:
     connects: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECT_LIMIT))
     agents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AGENT_LIMIT))
     bastions: dict[object, object] = field(default_factory=dict)
+    keys: dict[Path, Shared[Any]] = field(default_factory=dict)
     oracle: Oracle = field(init=False)
     said: set[tuple[str, str]] = field(default_factory=set)
 
@@ -82,6 +84,11 @@ class Shared(Generic[C]):
         self._open, self._close, self._is_alive = open_it, close_it, is_alive
         self._opening: asyncio.Task[C] | None = None
         self.users = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `acquire` would return at once."""
+        return self._opening is not None and self._opening.done() and self._is_usable(self._opening)
 
     async def acquire(self) -> C:
         """Return the thing, opening it where it isn't open. Each acquire needs a `release`, a failed one too."""

@@ -7,7 +7,10 @@ different key under the plain name says nothing about that port.
 
 from __future__ import annotations
 
+import base64
 import enum
+import hashlib
+import hmac
 import os
 import re
 from collections.abc import Iterable
@@ -118,16 +121,48 @@ def entry_name(host: str, port: int | None) -> str:
     return host if port in (None, SSH_PORT) else f"[{host}]:{port}"
 
 
-def entry_line(host: str, port: int | None, key: asyncssh.SSHKey) -> str:
-    """Return the known_hosts line for ``key``, without a line break."""
+def entry_line(host: str, port: int | None, key: asyncssh.SSHKey, *, hashed: bool = False) -> str:
+    """Return the known_hosts line for ``key``, without a line break; ``hashed``: its name as HashKnownHosts has it."""
     algorithm, data = key.export_public_key().decode().split()[:2]
-    return f"{entry_name(host, port)} {algorithm} {data}"
+    name = entry_name(host.lower() if hashed else host, port)
+    return f"{_hashed(name) if hashed else name} {algorithm} {data}"
+
+
+def _hashed(name: str) -> str:
+    salt = os.urandom(20)
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+def kind_of(key: asyncssh.SSHKey) -> str:
+    """Return a key's kind as ssh names it: ``ED25519``."""
+    name = key.get_algorithm().removeprefix("ssh-").removeprefix("sk-ssh-").partition("@")[0]
+    return "ECDSA" if "ecdsa" in name else name.upper()
+
+
+def describe_entries(files: Iterable[Path], host: str, port: int | None) -> tuple[str, ...]:
+    """Return a text for each line about ``host``, ``ED25519 SHA256:… in FILE:LINE``. For people, after `read`."""
+    found = []
+    names = {entry_name(host.lower(), port), host.lower()}
+    for path in files:
+        for number, line in enumerate(_text(path).split("\n"), 1):
+            entry = asyncssh.SSHKnownHosts()
+            try:
+                entry.load(_in_lower_case(line))
+            except ValueError:
+                continue
+            for name in names:
+                keys, authorities, revoked = entry.match(name, "", None)[:3]
+                marked = (*((key, "") for key in keys), *((key, "@cert-authority ") for key in authorities))
+                for key, marker in (*marked, *((key, "@revoked ") for key in revoked)):
+                    found.append(f"{marker}{kind_of(key)} {key.get_fingerprint('sha256')} in {path}:{number}")
+    return tuple(dict.fromkeys(found))
 
 
 def append(path: Path, line: str) -> None:
     """Add one line to a known_hosts file, making it (0600, its directory 0700) where there is none.
 
-    Only for a key that a person has confirmed by typing.
+    Only for a key that a person has confirmed by typing, or whose taking ssh's configuration asks for.
 
     Raises: NodeMisconfigured if the file can't be written.
     """
@@ -147,14 +182,17 @@ def append(path: Path, line: str) -> None:
         raise NodeMisconfigured(f"{path}: {error.strerror}") from error
 
 
-def _load(entries: asyncssh.SSHKnownHosts, path: Path) -> None:
+def _text(path: Path) -> str:
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        return path.read_bytes().decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return ""
     except OSError as error:
         raise NodeMisconfigured(f"{path}: {error.strerror}") from error
-    for number, line in enumerate(text.split("\n"), 1):
+
+
+def _load(entries: asyncssh.SSHKnownHosts, path: Path) -> None:
+    for number, line in enumerate(_text(path).split("\n"), 1):
         try:
             _refuse_empty_names(line)
             entries.load(_in_lower_case(line))

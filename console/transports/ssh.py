@@ -16,10 +16,11 @@ import asyncssh
 from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeUnreachable
+from console.prompts import PromptQueue
 from console.transports import agent_command, ssh_algorithms
-from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, Prompts, TimedOut, bounded
+from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, TimedOut, bounded
 from console.transports.gate import CONNECT_LIMIT, Gate, Shared
-from console.transports.ssh_connect import connect
+from console.transports.ssh_connect import Logins, connect
 from console.transports.ssh_target import Target, resolve
 
 NOISE_BYTES = 4096
@@ -66,11 +67,12 @@ class Bastion(Shared[Connection]):
 
 
 async def open_ssh(
-    node: Node, token: str, gate: Gate, prompts: Prompts | None = None, say: Callable[[str], None] | None = None
+    node: Node, token: str, gate: Gate, prompts: PromptQueue | None = None, say: Callable[[str], None] | None = None
 ) -> SshStream:
     """Return a stream to the bridge that the node's login shell was asked to start.
 
-    ``say`` is told once what of ssh's configuration is not followed. Raises: LinkError.
+    Without ``prompts`` nobody is asked, and what would be is an error. ``say`` is told once what of ssh's
+    configuration is not followed, and which host keys were taken as it wants. Raises: LinkError.
     """
     command = agent_command.build(node, token)
     connection, release = await open_connection(node, gate, prompts, say)
@@ -91,18 +93,20 @@ async def open_ssh(
 
 
 async def open_connection(
-    node: Node, gate: Gate, prompts: Prompts | None = None, say: Callable[[str], None] | None = None
+    node: Node, gate: Gate, prompts: PromptQueue | None = None, say: Callable[[str], None] | None = None
 ) -> tuple[Connection, Release]:
     """Return a connection to the node, logged in, and what lets go of the way to it once it is over.
 
-    ``say`` is told once what of ssh's configuration is not followed. Raises: LinkError.
+    Without ``prompts`` nobody is asked, and what would be is an error. ``say`` is told once what of ssh's
+    configuration is not followed, and which host keys were taken as it wants. Raises: LinkError.
     """
     chain = await resolve(node, gate)
     for target in chain:
         _, unusable = ssh_algorithms.usable(target)
         for note in (*target.notes, *unusable):
             _tell(target.label, note, gate, say)
-    return await _connect_through(chain, gate, prompts)
+    logins = Logins(gate, prompts, node.name, lambda label, line: _tell(label, line, gate, say))
+    return await _connect_through(chain, logins)
 
 
 def _tell(label: str, note: str, gate: Gate, say: Callable[[str], None] | None) -> None:
@@ -113,29 +117,28 @@ def _tell(label: str, note: str, gate: Gate, say: Callable[[str], None] | None) 
             say(line)
 
 
-async def _connect_through(
-    chain: tuple[Target, ...], gate: Gate, prompts: Prompts | None
-) -> tuple[Connection, Release]:
+async def _connect_through(chain: tuple[Target, ...], logins: Logins) -> tuple[Connection, Release]:
     """Return a connection to the last of ``chain``, and what lets go of the bastions before it."""
     *hops, target = chain
     if not hops:
-        return await connect(target, gate, prompts, gate.connects)
-    bastion = _bastion(tuple(hops), gate, prompts)
+        return await connect(target, logins, logins.gate.connects)
+    bastion = _bastion(tuple(hops), logins)
     try:
         tunnel = await bastion.acquire()
-        connection, _ = await connect(target, gate, prompts, bastion.slots, tunnel)
+        connection, _ = await connect(target, logins, bastion.slots, tunnel)
         return connection, bastion.release
     except BaseException:
         await bastion.release()
         raise
 
 
-def _bastion(chain: tuple[Target, ...], gate: Gate, prompts: Prompts | None) -> Bastion:
-    held = gate.bastions.get(chain)
-    if isinstance(held, Bastion):
+def _bastion(chain: tuple[Target, ...], logins: Logins) -> Bastion:
+    """Return the bastion that every node behind it shares: it is logged into, and asked about, once."""
+    held = logins.gate.bastions.get(chain)
+    if isinstance(held, Bastion) and held.users:
         return held
 
-    bastion = gate.bastions[chain] = Bastion(lambda: _connect_through(chain, gate, prompts))
+    bastion = logins.gate.bastions[chain] = Bastion(lambda: _connect_through(chain, logins))
     return bastion
 
 

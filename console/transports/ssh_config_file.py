@@ -27,28 +27,33 @@ _LISTS = ("identityfile", "certificatefile")
 _PROXIES = ("proxyjump", "proxycommand")
 _TO_LINE_END = ("proxycommand", "localcommand", "knownhostscommand", "remotecommand")
 _WITH_TOKENS = ("identityfile", "certificatefile", "revokedhostkeys", "proxyjump", *_TO_LINE_END)
-_NUMBERS = ("port", "connecttimeout", "serveraliveinterval", "serveralivecountmax", "requiredrsasize")
+_NUMBERS = ("port", "connecttimeout", "serveraliveinterval", "serveralivecountmax", "requiredrsasize",
+            "numberofpasswordprompts")  # fmt: skip
 _ALGORITHMS = ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms", "pubkeyacceptedalgorithms",
                "casignaturealgorithms")  # fmt: skip
 _PLAIN = (
     "hostname", "user", "identitiesonly", "identityagent", "hostkeyalias", "userknownhostsfile", "bindinterface",
     "globalknownhostsfile", "stricthostkeychecking", "checkhostip", "addressfamily", "bindaddress", "verifyhostkeydns",
     "preferredauthentications", "pubkeyauthentication", "proxyusefdpass", "permitlocalcommand", "pkcs11provider",
-    "nohostauthenticationforlocalhost",
+    "nohostauthenticationforlocalhost", "kbdinteractiveauthentication", "passwordauthentication", "batchmode",
+    "hashknownhosts",
 )  # fmt: skip
 _FOLLOWED = frozenset((*_WITH_TOKENS, *_NUMBERS, *_ALGORITHMS, *_PLAIN)) - {"remotecommand"}
 _WITHOUT_EFFECT = frozenset((
-    "addkeystoagent", "batchmode", "clearallforwardings", "compression", "connectionattempts", "controlmaster",
+    "addkeystoagent", "clearallforwardings", "compression", "connectionattempts", "controlmaster",
     "controlpath", "controlpersist", "dynamicforward", "enableescapecommandline", "enablesshkeysign", "escapechar",
     "exitonforwardfailure", "fingerprinthash", "forkafterauthentication", "forwardagent", "forwardx11",
     "forwardx11timeout", "forwardx11trusted", "gatewayports", "gssapiauthentication", "gssapidelegatecredentials",
-    "hashknownhosts", "hostbasedauthentication", "ipqos", "kbdinteractiveauthentication", "localforward", "loglevel",
-    "logverbose", "numberofpasswordprompts", "passwordauthentication", "permitremoteopen", "rekeylimit",
+    "hostbasedauthentication", "ipqos", "localforward", "loglevel",
+    "logverbose", "permitremoteopen", "rekeylimit",
     "remotecommand", "remoteforward", "requesttty", "sendenv", "sessiontype", "setenv", "stdinnull",
     "streamlocalbindmask", "streamlocalbindunlink", "syslogfacility", "tcpkeepalive", "tunnel", "tunneldevice",
     "updatehostkeys", "visualhostkey", "xauthlocation",
 ))  # fmt: skip
-_ALIASES = {"pubkeyacceptedkeytypes": "pubkeyacceptedalgorithms"}
+_ALIASES = {
+    "pubkeyacceptedkeytypes": "pubkeyacceptedalgorithms",
+    "challengeresponseauthentication": "kbdinteractiveauthentication",
+}
 _LEFT_TO_SSH = "is left to ssh, and no ssh client is installed"
 
 

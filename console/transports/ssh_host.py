@@ -19,7 +19,8 @@ import asyncssh
 from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeUnreachable, UploadFailed
-from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, Prompts, TimedOut, bounded
+from console.prompts import PromptQueue
+from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, TimedOut, bounded
 from console.transports.gate import Gate
 from console.transports.ssh import Connection, Release, close_connection, open_connection
 
@@ -39,7 +40,7 @@ Heard = Callable[[str], bytes | None]
 
 
 async def open_host(
-    node: Node, gate: Gate, prompts: Prompts | None = None, say: Callable[[str], None] | None = None
+    node: Node, gate: Gate, prompts: PromptQueue | None = None, say: Callable[[str], None] | None = None
 ) -> SshHost:
     """Return the node's host, logged in. Raises: LinkError."""
     connection, release = await open_connection(node, gate, prompts, say)

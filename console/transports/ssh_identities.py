@@ -1,7 +1,8 @@
 """What one login may use: private keys from files, keys of an ssh-agent, certificates. In ssh's order.
 
 An agent's keys that a file names come first, so that a full agent does not use up a
-server's tries; then its others, where any may be used; then the files' own.
+server's tries; then its others, where any may be used; then the files' own. An encrypted
+file is opened once a server would take its key.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 import asyncssh
 
 from console.clean import clean
-from console.errors import AuthenticationFailed, NodeMisconfigured
-from console.transports.base import CLOSE_TIMEOUT_S, Prompts, TimedOut, bounded
+from console.errors import NodeMisconfigured, PromptDeclined
+from console.transports.base import CLOSE_TIMEOUT_S, TimedOut, bounded
+from console.transports.ssh_keyring import LockedPair, OpenKey
 from console.transports.ssh_target import Target
 
 AGENT_TIMEOUT_S = 5.0
@@ -28,13 +30,29 @@ KeyPair = asyncssh.SSHKey | tuple[asyncssh.SSHKey, asyncssh.SSHCertificate] | as
 class Identities:
     """``keys`` in the order of their tries; ``locked``: files that are encrypted and stayed so; ``notes``: the rest.
 
+    ``open_key`` opens an encrypted file, None where nobody can be asked. ``opaque``: encrypted files of which
+    nobody knows which key they hold; they come after the keys.
     The agent's keys sign through its open socket, which is closed after the login.
     """
 
+    open_key: OpenKey | None
     keys: list[KeyPair] = field(default_factory=list)
     locked: list[Path] = field(default_factory=list)
+    opaque: list[Path] = field(default_factory=list)
+    certificates: list[asyncssh.SSHCertificate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     agent: asyncssh.SSHAgentClient | None = None
+
+    async def open_next(self) -> list[asyncssh.SSHKeyPair]:
+        """Return the pairs of the next file of ``opaque``; none where it stays locked or is of no use."""
+        assert self.open_key is not None
+        path = self.opaque.pop(0)
+        try:
+            key = await self.open_key(path)
+        except (PromptDeclined, OSError, ValueError) as error:
+            self.notes.append(clean(f"{path}: {error}"))
+            return []
+        return list(asyncssh.load_keypairs(_with_certificates(key, self.certificates)))
 
     async def __aenter__(self) -> Identities:
         return self
@@ -48,42 +66,54 @@ class Identities:
                 pass
 
 
-async def load_identities(target: Target, prompts: Prompts | None) -> Identities:
+async def load_identities(target: Target, open_key: OpenKey | None) -> Identities:
     """Return what ``target`` may be logged into with.
 
     Raises: AuthenticationFailed, NodeMisconfigured for a file that the operator named and that is of no use.
     """
-    found = Identities()
+    found = Identities(open_key)
     try:
-        await _load(target, prompts, found)
+        await _load(target, found)
     except BaseException:
         await found.__aexit__()
         raise
     return found
 
 
-async def _load(target: Target, prompts: Prompts | None, found: Identities) -> None:
+async def _load(target: Target, found: Identities) -> None:
+    if not target.settings.keys_allowed:
+        return
     held = await _ask_agent(target, found)
-    certificates = await asyncio.to_thread(_read_certificates, target, found)
+    certificates = found.certificates = await asyncio.to_thread(_read_certificates, target, found)
     named = [pair for pair in held if any(pair.public_data == one.public_data for one in certificates)]
     own: list[KeyPair] = []
     for path in target.identities:
         public = await asyncio.to_thread(_read_public, path)
-        match = next((pair for pair in held if public is not None and pair.key_public_data == public), None)
+        match = next((pair for pair in held if public and pair.key_public_data == public.public_data), None)
         if match is not None:
             named.append(match)
             continue
-        key = await _load_file(path, target, prompts, found)
+        key = await _load_file(path, target, found)
         if key is not None:
             own += _with_certificates(key, certificates)
+        elif path in found.locked and found.open_key is not None:
+            own += _locked(path, public, found.open_key, found)
     # Identities that fleet.toml names and that can be used are tried alone.
     is_limited = target.settings.identities_only or (target.named_identities and bool(named or own))
     others = [] if is_limited else [pair for pair in held if pair not in named]
     found.keys = [key for pair in (*named, *others) for key in _with_certificate(pair, certificates)] + own
-    if found.locked and target.named_identities and not found.keys and found.agent is None:
-        raise AuthenticationFailed(
-            f"{target.label}: {found.locked[0]} is encrypted and there is no ssh-agent: add it to one"
-        )
+
+
+def _locked(
+    path: Path, public: asyncssh.SSHKey | None, open_key: OpenKey, found: Identities
+) -> Sequence[asyncssh.SSHKeyPair]:
+    """Return pairs that open their file when they are needed; what can't be told beforehand goes to ``opaque``."""
+    found.locked.remove(path)
+    if public is None:
+        found.opaque.append(path)
+        return ()
+    own = [one for one in found.certificates if one.key.public_data == public.public_data]
+    return [LockedPair(public, certificate, path, open_key) for certificate in (*own, None)]
 
 
 async def _ask_agent(target: Target, found: Identities) -> Sequence[asyncssh.SSHKeyPair]:
@@ -99,22 +129,14 @@ async def _ask_agent(target: Target, found: Identities) -> Sequence[asyncssh.SSH
     return ()
 
 
-async def _load_file(path: Path, target: Target, prompts: Prompts | None, found: Identities) -> asyncssh.SSHKey | None:
-    """Return the private key, None for one that stays locked, or is of no use and was not named in fleet.toml."""
+async def _load_file(path: Path, target: Target, found: Identities) -> asyncssh.SSHKey | None:
+    """Return the private key, None for one that is locked, or is of no use and was not named in fleet.toml."""
     try:
-        try:
-            return await asyncio.to_thread(asyncssh.read_private_key, path)
-        except asyncssh.KeyImportError as error:
-            if "assphrase" not in str(error):
-                raise
-            passphrase = await prompts.passphrase(target.label, str(path)) if prompts else None
-            if passphrase is None:
-                found.locked.append(path)
-                return None
-            return await asyncio.to_thread(asyncssh.read_private_key, path, passphrase)
-    except asyncssh.KeyEncryptionError as error:
-        raise AuthenticationFailed(f"{target.label}: {path}: the passphrase is wrong") from error
+        return await asyncio.to_thread(asyncssh.read_private_key, path)
     except (OSError, ValueError) as error:
+        if isinstance(error, asyncssh.KeyImportError) and "assphrase" in str(error):
+            found.locked.append(path)
+            return None
         what = f"{path}: {error.strerror}" if isinstance(error, OSError) else f"{path} is not a private key: {error}"
         if target.named_identities:
             raise NodeMisconfigured(clean(f"{target.label}: {what}")) from error
@@ -122,12 +144,11 @@ async def _load_file(path: Path, target: Target, prompts: Prompts | None, found:
         return None
 
 
-def _read_public(path: Path) -> bytes | None:
+def _read_public(path: Path) -> asyncssh.SSHKey | None:
     """Return the public half of an identity, from its file beside it or the file itself; None where there is none."""
     for name in (path.with_name(f"{path.name}.pub"), path):
         try:
-            data: bytes = asyncssh.read_public_key(name).public_data
-            return data
+            return asyncssh.read_public_key(name)
         except (OSError, ValueError):
             continue
     return None

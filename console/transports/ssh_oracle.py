@@ -42,8 +42,15 @@ class Question:
 
     def arguments(self) -> list[str]:
         """Return what stands after ``ssh``."""
+        return ["-G", *self._options(), "--", self.host]
+
+    def by_hand(self) -> list[str]:
+        """Return what stands after ``ssh`` for a login by hand."""
+        return [*self._options(), self.host]
+
+    def _options(self) -> list[str]:
         options = [*(["-F", self.file] if self.file else []), *(["-l", self.user] if self.user else [])]
-        return ["-G", *options, *(["-p", str(self.port)] if self.port else []), "--", self.host]
+        return [*options, *(["-p", str(self.port)] if self.port else [])]
 
 
 @dataclass

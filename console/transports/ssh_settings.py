@@ -8,6 +8,7 @@ the login, is said in a line. The rest is listed in ``docs/ssh.md`` and says not
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,23 @@ _ON = ("yes", "true")
 _OFF = ("no", "false", "off")
 _NOWHERE = ("none", "/dev/null")
 _ALGORITHMS = ("ciphers", "kexalgorithms", "macs", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
+
+
+METHODS = ("publickey", "keyboard-interactive", "password")
+"""Ways to log in that can be used here, in ssh's order."""
+_SWITCHES = {
+    "publickey": "pubkeyauthentication",
+    "keyboard-interactive": "kbdinteractiveauthentication",
+    "password": "passwordauthentication",
+}
+
+
+class NewHostKeys(enum.Enum):
+    """What becomes of a host key that nothing is known of."""
+
+    ASK = "ask"
+    ACCEPT = "accept"
+    NEVER = "never"
 
 
 class Refused(ValueError):
@@ -45,7 +63,11 @@ class SshSettings:
     system_known_hosts: tuple[str, ...] | None = None
     revoked_host_keys: str | None = None
     known_hosts_command: str | None = None
-    never_new_host_keys: bool = False
+    new_host_keys: NewHostKeys = NewHostKeys.ASK
+    hash_known_hosts: bool = False
+    batch_mode: bool = False
+    login_methods: tuple[str, ...] = METHODS
+    password_prompts: int = 3
     check_host_ip: bool = False
     required_rsa_bits: int = 0
     authority_algorithms: tuple[str, ...] = ()
@@ -59,6 +81,10 @@ class SshSettings:
     bind_address: str | None = None
     bind_interface: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def keys_allowed(self) -> bool:
+        return "publickey" in self.login_methods
 
 
 def read_settings(settings: Settings, usual: Settings) -> SshSettings:
@@ -83,7 +109,11 @@ def read_settings(settings: Settings, usual: Settings) -> SshSettings:
         system_known_hosts=_files(settings, "globalknownhostsfile"),
         revoked_host_keys=_named(settings, "revokedhostkeys"),
         known_hosts_command=_named(settings, "knownhostscommand"),
-        never_new_host_keys=strict in _ON,
+        new_host_keys=_new_host_keys(strict),
+        hash_known_hosts=_is_on(settings, "hashknownhosts"),
+        batch_mode=_is_on(settings, "batchmode"),
+        login_methods=_login_methods(settings),
+        password_prompts=_number(settings, "numberofpasswordprompts") or 3,
         check_host_ip=_is_on(settings, "checkhostip"),
         required_rsa_bits=_number(settings, "requiredrsasize"),
         authority_algorithms=_words(_first(settings, "casignaturealgorithms")),
@@ -144,20 +174,16 @@ def split_files(text: str) -> tuple[str, ...]:
 
 
 def _refuse(settings: Settings) -> None:
-    methods = _words(_first(settings, "preferredauthentications"))
-    if _first(settings, "pubkeyauthentication").lower() in _OFF or (methods and "publickey" not in methods):
-        raise Refused("ssh's configuration allows no login by key, and Glowplug logs in by key alone")
+    if not _login_methods(settings):
+        raise Refused("ssh's configuration allows no login by key, by password, or by the server's questions")
     if _is_on(settings, "proxyusefdpass") and _named(settings, "proxycommand"):
         raise Refused("ProxyUseFdpass can't be followed: its ProxyCommand hands over a socket, not a stream")
 
 
 def _notes(settings: Settings, strict: str) -> list[str]:
     notes = []
-    if strict in (*_OFF, "accept-new"):
-        notes.append(
-            f"StrictHostKeyChecking {'no' if strict in _OFF else strict} is not followed: "
-            "a host key that is not known is never taken by itself"
-        )
+    if strict in _OFF:
+        notes.append("StrictHostKeyChecking no is followed as accept-new: a host key that has changed is refused")
     if _first(settings, "userknownhostsfile").lower() in _NOWHERE:
         notes.append("UserKnownHostsFile names no file, so only the system's and Glowplug's own vouch for host keys")
     if _first(settings, "verifyhostkeydns").lower() in (*_ON, "ask"):
@@ -169,6 +195,20 @@ def _notes(settings: Settings, strict: str) -> list[str]:
     if _named(settings, "pkcs11provider"):
         notes.append("PKCS11Provider is not used: add its keys to an ssh-agent")
     return notes
+
+
+def _new_host_keys(strict: str) -> NewHostKeys:
+    if strict in _ON:
+        return NewHostKeys.NEVER
+    return NewHostKeys.ACCEPT if strict in (*_OFF, "accept-new") else NewHostKeys.ASK
+
+
+def _login_methods(settings: Settings) -> tuple[str, ...]:
+    """Return what PreferredAuthentications and the switches leave of `METHODS`, in the user's order."""
+    wanted = _words(_first(settings, "preferredauthentications")) or METHODS
+    return tuple(
+        name for name in wanted if name in METHODS and _first(settings, _SWITCHES[name], "yes").lower() not in _OFF
+    )
 
 
 def _files(settings: Settings, key: str) -> tuple[str, ...] | None:

@@ -11,6 +11,7 @@ import getpass
 import os
 import pwd
 import re
+import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from console.transports.gate import Gate
 from console.transports.known_hosts import SSH_PORT
 from console.transports.ssh_config_file import Misread, read_files
 from console.transports.ssh_oracle import NoClient, Question, Settings
-from console.transports.ssh_settings import Refused, SshSettings, expand, read_settings
+from console.transports.ssh_settings import NewHostKeys, Refused, SshSettings, expand, read_settings
 
 HOP_LIMIT = 8
 _DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
@@ -40,6 +41,7 @@ class Target:
 
     ``named_identities``: the operator named them, so only they are tried.
     ``append_to``: where a host key goes that a person accepts; None where none may be accepted.
+    ``by_hand``: the command line of ssh that logs in there, empty where ssh knows no such way.
     ``revoked_file``: public keys that no host may have. ``proxy_command``: a command line for the
     user's shell that gives a stream to the server. ``notes``: what of ssh's configuration is not followed.
     """
@@ -59,6 +61,8 @@ class Target:
     proxy_command: str | None
     connect_timeout_s: float
     settings: SshSettings
+    by_hand: str = ""
+    reads_users_known_hosts: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -217,15 +221,27 @@ def _filled_in(node: Node, settings: SshSettings, gate: Gate, names: _Names, is_
         named_identities=bool(named),
         certificates=_files(settings.certificate_files, names, notes),
         known_hosts=own_files or _known_hosts(settings, names, gate),
-        append_to=None if settings.never_new_host_keys else append_to,
+        append_to=None if settings.new_host_keys is NewHostKeys.NEVER else append_to,
         revoked_file=names.path(settings.revoked_host_keys) if settings.revoked_host_keys else None,
         host_key_alias=names.alias,
         agent_socket=_agent(settings.identity_agent, gate),
         proxy_command=names.command(proxy_command) if proxy_command is not None else None,
         connect_timeout_s=min(node.connect_timeout_s, settings.connect_timeout_s or node.connect_timeout_s),
         settings=settings,
+        by_hand=_by_hand(node, settings, names),
+        reads_users_known_hosts=not own_files and settings.user_known_hosts != (),
         notes=tuple(notes),
     )
+
+
+def _by_hand(node: Node, settings: SshSettings, names: _Names) -> str:
+    if node.jump:
+        return ""
+    if settings == SshSettings():
+        port = ["-p", str(names.port)] if names.port != SSH_PORT else []
+        return shlex.join(["ssh", *port, f"{names.user}@{names.host}"])
+    file = node.ssh_config if isinstance(node.ssh_config, str) else None
+    return shlex.join(["ssh", *Question(_asked(node), node.user, node.port, file).by_hand()])
 
 
 def _files(texts: Sequence[str], names: _Names, notes: list[str]) -> tuple[Path, ...]:

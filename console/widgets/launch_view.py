@@ -33,6 +33,7 @@ def recipe_lines(recipe: Recipe) -> list[Line]:
             (f"{recipe.hold.ttl_s:g} s" if recipe.hold.ttl_s else "until released")
             + (", pages locked" if recipe.hold.lock else ""),
         ),
+        ("serve", f"{recipe.serve.entry} on {recipe.serve.address}" if recipe.serve is not None else ""),
         ("code", "the checkpoint's own code is trusted" if recipe.trust_remote_code else ""),
         ("hash", recipe_hash(recipe)),
     ]

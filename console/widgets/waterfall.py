@@ -10,7 +10,7 @@ from console.widgets.paint import Line, Moment, Piece, choose, fit, width_of
 from console.widgets.run_model import Before, RunDetail
 from console.widgets.stage_view import progress_words
 from console.widgets.strip import SHORT_NAMES
-from remote_agent.protocol.messages import NATIVE_STAGES, Progress, StageRecord, StageStatus
+from remote_agent.protocol.messages import NATIVE_STAGES, STAGES, Progress, StageRecord, StageStatus
 
 NAME_CELLS = 15
 TOOK_CELLS = 10
@@ -65,7 +65,8 @@ def _names(run: RunDetail, before: Before | None) -> list[str]:
     seen = [stage.name for stage in run.stages]
     if run.is_over:
         return seen
-    coming = [name for name in NATIVE_STAGES if name not in seen and (before is None or name in before.spans_ns)]
+    expected = NATIVE_STAGES if before is None else [name for name in STAGES if name in before.spans_ns]
+    coming = [name for name in expected if name not in seen]
     return seen + coming
 
 

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 
 from remote_agent.agentd import hostfacts
-from remote_agent.agentd.capacity import check_memory, device_memory
+from remote_agent.agentd.capacity import CPU, check_memory, device_memory
 from remote_agent.agentd.reaper import Child
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.timeline import Figure, Figures
 from remote_agent.agentd.workers import Order, SpawnError
 from remote_agent.errors import StageError
 from remote_agent.protocol.internal import InternalMessage, PreflightReport
-from remote_agent.protocol.messages import Failure, Tier
+from remote_agent.protocol.messages import Failure, Recipe, Tier
 
 CACHED_SHARE = 0.95
 
@@ -72,3 +72,13 @@ def figures(report: PreflightReport, tier: Tier) -> Figures:
         "cached_bytes": report.cached_bytes,
     }
     return Figures(bytes=report.bytes, extra=extra)
+
+
+def refuse_devices(recipe: Recipe, devices: Sequence[str]) -> None:
+    """Raise StageError where a recipe can't be done on the devices that it came to."""
+    if recipe.target_tier == "host" and CPU in devices:
+        text = "target_tier host registers files with a GPU, and there is none on this host: cached is what it has"
+        raise StageError(Failure("needs_gpu", text, "queue"))
+    if recipe.serve is not None and len(devices) > 1:
+        text = f"one process serves one device, and devices names {len(devices)}: {', '.join(devices)}"
+        raise StageError(Failure("serves_one_device", text, "queue"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from remote_agent.protocol.internal import WorkerReady
-from remote_agent.protocol.messages import Failure, RunRecord, Tier
+from remote_agent.protocol.messages import Failure, Resident, RunRecord, RunStartParams, Tier
 
 
 def with_answers(record: RunRecord, ready: Sequence[WorkerReady], accepted_mono_ns: int) -> RunRecord:
@@ -23,3 +24,23 @@ def stuck(failure: Failure | None, reasons: Sequence[str]) -> Failure:
     told = [failure.detail] if failure else []
     stage, log_tail = (failure.stage, failure.log_tail) if failure else (None, ())
     return Failure("stuck", "; ".join([*told, *reasons]), stage, log_tail)
+
+
+def resident_of(
+    params: RunStartParams, device: str, pid: int, ready: WorkerReady, owner: str, size_bytes: int
+) -> Resident:
+    """Return what a run left warm on one device, with the process that made it."""
+    recipe = params.recipe
+    return Resident(
+        params.run_uid,
+        recipe.name,
+        recipe.model.path,
+        device,
+        ready.tier,
+        size_bytes,
+        pid,
+        owner,
+        time.time_ns(),
+        recipe.hold.ttl_s,
+        ready.resident,
+    )

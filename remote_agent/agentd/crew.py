@@ -188,8 +188,15 @@ class Crew:
     async def wait_ready(self) -> None:
         await self._all_ready.wait()
 
-    def ready(self) -> dict[str, tuple[Worker, WorkerReady]]:
-        return {device: (self._workers[device], message) for device, message in self._ready.items()}
+    @property
+    def answers(self) -> tuple[WorkerReady, ...]:
+        """What workers said when they were ready."""
+        return tuple(self._ready.values())
+
+    def hand_over(self) -> dict[str, tuple[Worker, WorkerReady]]:
+        """Return the workers, which are ready: what becomes of them is the run's trouble no longer."""
+        workers, self._workers = self._workers, {}
+        return {device: (workers[device], message) for device, message in self._ready.items()}
 
     async def dismiss(self, also: Child | None) -> list[tuple[Child, str]]:
         """End every worker, and ``also``; return those that can't be ended, with the reason.
@@ -212,7 +219,7 @@ class Crew:
         device = worker.order.device
         self._workers[device] = worker
         worker.on_message = self._heard
-        worker.gone.add_done_callback(lambda gone: self._gone(device, gone.result()))
+        worker.gone.add_done_callback(lambda gone: self._gone(device, worker, gone.result()))
 
     def _heard(self, worker: Worker, message: InternalMessage) -> None:
         device = worker.order.device
@@ -244,7 +251,9 @@ class Crew:
             if self._ready.keys() == self._workers.keys():
                 self._all_ready.set()
 
-    def _gone(self, device: str, how: str) -> None:
+    def _gone(self, device: str, worker: Worker, how: str) -> None:
+        if self._workers.get(device) is not worker:
+            return
         stage = self._board.current
         detail = f"the worker on {device} {how} during {stage}"
         mapped = self._mapped.get(device)

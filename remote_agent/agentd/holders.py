@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from remote_agent.agentd.events import EventLog
-from remote_agent.agentd.workers import Worker
-from remote_agent.protocol.messages import Recipe, Resident, ResidentChanged, Tier
-from remote_agent.recipe import armed_hash, model_hash, recipe_hash
+from remote_agent.agentd.workers import Order, Worker
+from remote_agent.protocol.messages import Recipe, Resident, ResidentChanged, Server, Tier
+from remote_agent.recipe import armed_hash, model_hash, warm_hash
 
 NO_STEPS: Mapping[str, int] = {}
 
@@ -29,7 +29,7 @@ class ReuseKey:
 
 def reuse_key(recipe: Recipe, python: tuple[str, ...], device: str, tier: Tier) -> ReuseKey:
     """Return the key of a process that has what ``recipe`` makes up to ``tier``, which may serve more recipes too."""
-    digest = {Tier.ARMED: armed_hash, Tier.HOST: model_hash}.get(tier, recipe_hash)
+    digest = {Tier.ARMED: armed_hash, Tier.HOST: model_hash}.get(tier, warm_hash)
     return ReuseKey(digest(recipe), tuple(sorted(recipe.environment.items())), python, device)
 
 
@@ -37,13 +37,15 @@ def reuse_key(recipe: Recipe, python: tuple[str, ...], device: str, tier: Tier) 
 class Held:
     """A warm model: a standby's, by its ``worker``, or the keeper's alone.
 
-    ``reason``: why it will be gone. ``is_dropped``: the keeper has let go of its part. ``is_moving``: it is being
-    parked or unparked. ``used_wall_ns``: when a run or an attached process was last seen to use it.
+    ``order``: what it was made for, where a run of this agent did that. ``reason``: why it will be gone.
+    ``is_dropped``: the keeper has let go of its part. ``is_moving``: it is being parked or unparked.
+    ``used_wall_ns``: when a run or an attached process was last seen to use it.
     """
 
     resident: Resident
     worker: Worker | None = None
     key: ReuseKey | None = None
+    order: Order | None = None
     busy_with: str | None = None
     reason: str | None = None
     is_dropped: bool = False
@@ -65,6 +67,7 @@ class Holders:
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
+        self.servers_of: Callable[[str | None], tuple[Server, ...]] = lambda name: ()
         self._held: dict[Held, None] = {}
 
     def __iter__(self) -> Iterator[Held]:
@@ -81,6 +84,7 @@ class Holders:
         return next((held for held in self._held if name is not None and held.resident.name == name), None)
 
     def add(self, held: Held) -> None:
+        held.resident = replace(held.resident, servers=self.servers_of(held.resident.name))
         self._held[held] = None
         self._events.emit(ResidentChanged(held.resident, "held"), held.resident.run_uid)
 
@@ -91,6 +95,7 @@ class Holders:
     def change(self, held: Held, steps: Mapping[str, int] = NO_STEPS, **fields: object) -> None:
         """Tell what is different about an entry, if anything is, and what that took."""
         changed = replace(held.resident, **fields)  # type: ignore[arg-type]
+        changed = replace(changed, servers=self.servers_of(changed.name))
         if changed != held.resident:
             held.resident = changed
             self._events.emit(ResidentChanged(changed, "held", steps=steps), changed.run_uid)

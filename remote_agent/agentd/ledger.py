@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from remote_agent.agentd.timeline import share_out
 from remote_agent.pipeline.spans import Span, attribute
 from remote_agent.protocol.messages import (
-    NATIVE_STAGES,
     Event,
     Failure,
     Resident,
@@ -85,7 +84,7 @@ def interrupted(run: OpenRun, reason: str) -> RunRecord:
         for stage in stages
         if stage.start_ns is not None
     ]
-    shares, unattributed_ns = attribute(spans, NATIVE_STAGES, wall_ns)
+    shares, unattributed_ns = attribute(spans, [stage.name for stage in stages], wall_ns)
     current = next((stage.name for stage in stages if stage.status is StageStatus.FAILED), None)
     return replace(
         run.record,
@@ -109,7 +108,7 @@ def _accepted(uid: str, event: Event, data: RunAccepted) -> RunRecord:
         None,
         event.t_wall_ns,
         data.devices,
-        stages=tuple(StageRecord(stage, StageStatus.PENDING) for stage in NATIVE_STAGES),
+        stages=tuple(StageRecord(stage, StageStatus.PENDING) for stage in data.recipe.stages),
     )
 
 

@@ -28,10 +28,14 @@ from remote_agent.protocol.messages import (
     RunStartParams,
     RunStartResult,
     RunUidParams,
+    ServeStopParams,
+    ServeStopResult,
     ShutdownParams,
     StandbyStopParams,
     StandbyStopResult,
     StatusResult,
+    VerifyParams,
+    VerifyResult,
 )
 
 FIRST_REPORT_PATIENCE_S = 5.0
@@ -54,6 +58,8 @@ def methods(supervisor: Supervisor) -> Mapping[str, Handler]:
         "cache.clear": calls.cache_clear,
         "standby.start": calls.standby_start,
         "standby.stop": calls.standby_stop,
+        "serve.stop": calls.serve_stop,
+        "verify": calls.verify,
         "park": calls.park,
         "unpark": calls.unpark,
         "shutdown": calls.shutdown,
@@ -105,6 +111,12 @@ class _Calls:
 
     async def standby_stop(self, params: object) -> StandbyStopResult:
         return StandbyStopResult(await self._supervisor.stop_standbys(cast(StandbyStopParams, params).recipe))
+
+    async def serve_stop(self, params: object) -> ServeStopResult:
+        return ServeStopResult(await self._supervisor.stop_servers(cast(ServeStopParams, params).recipe))
+
+    async def verify(self, params: object) -> VerifyResult:
+        return await self._supervisor.verifying.verify(cast(VerifyParams, params))
 
     async def park(self, params: object) -> ParkResult:
         return await self._supervisor.parking.park(cast(ParkParams, params))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from remote_agent.agentd.capacity import bytes_on
@@ -13,6 +13,7 @@ from remote_agent.agentd.events import EventLog
 from remote_agent.agentd.holders import Held, Holders, ReuseKey
 from remote_agent.agentd.keeping import ATTACHED_HINT, KeeperLink
 from remote_agent.agentd.kept import Kept
+from remote_agent.agentd.servers import Servers
 from remote_agent.agentd.workers import Worker
 from remote_agent.errors import KeeperError, RefusedError
 from remote_agent.protocol.internal import InternalMessage, ShardIdentity, WorkerFinding, WorkerLetsGo
@@ -24,19 +25,29 @@ RETRY_S = 2.0
 """How long what is attached stays after its time to live, before it is looked at again."""
 
 LOOK_S = 0.1
+SETTLE_S = 2.0
+
+VERIFYING = "verify"
+"""In place of a run's uid: the standby is asked, and gives that to nobody else meanwhile."""
 
 
 class Residents:
     """Every warm model of this node. Each appears and goes with one event, whatever ended it."""
 
-    def __init__(self, events: EventLog, keeper: KeeperLink) -> None:
-        self._events, self._keeper = events, keeper
+    def __init__(self, events: EventLog, keeper: KeeperLink, servers: Servers) -> None:
+        self._events, self._keeper, self._servers = events, keeper, servers
         self._holders = Holders(events)
+        self._holders.servers_of = servers.of
+        servers.on_change = self._servers_changed
         self.kept = Kept(self._holders, keeper, self._arm, self._orphaned)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def all(self) -> tuple[Resident, ...]:
         return tuple(held.resident for held in self._holders)
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        return tuple(self._holders)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -51,10 +62,10 @@ class Residents:
             self._holders.remove(known, by)
         self._take_name(resident.name, by)
         if resident.tier is Tier.RESIDENT:
-            held = Held(replace(resident, pid=None))
+            held = Held(replace(resident, pid=None), order=worker.order)
             self._dismiss(worker, held)
         else:
-            held = Held(resident, worker, key)
+            held = Held(resident, worker, key, worker.order)
             if known is None:
                 worker.gone.add_done_callback(lambda gone: self._gone(worker, gone.result()))
             worker.on_message = self._heard
@@ -160,6 +171,7 @@ class Residents:
 
     def lose(self, device: str, reason: str) -> None:
         """Drop everything on a device, attached or in use or not: its memory is not what it was."""
+        self._background(self._servers.stop_device(device, reason))
         for held in self._holders:
             if held.resident.device == device:
                 held.reason = held.reason or reason
@@ -178,9 +190,12 @@ class Residents:
         for held in chosen:
             refuse_busy(held)
         if not force:
-            await self._wait_until_free(chosen, wait_s)
+            await self._wait_until_free(chosen, wait_s, self._servers.pids.values())
             for held in chosen:
                 refuse_busy(held)  # a run may have come meanwhile
+        await self._servers.stop_of([held.resident.name for held in chosen], reason)
+        if not force:
+            await self._wait_until_free(chosen, SETTLE_S)  # the keeper hears of a process's end a moment later
         await asyncio.gather(*(self._release(held, reason, force) for held in chosen))
         return tuple(held.resident for held in chosen if held not in self._holders)
 
@@ -220,7 +235,8 @@ class Residents:
             *(self._end_worker(held.worker, held, reason) for held in self._holders if held.worker is not None)
         )
 
-    async def _wait_until_free(self, chosen: Sequence[Held], wait_s: float) -> None:
+    async def _wait_until_free(self, chosen: Sequence[Held], wait_s: float, but: Collection[int] = ()) -> None:
+        """Wait until nobody is attached ``but`` some. Raises: RefusedError if somebody is for longer than ``wait_s``"""
         give_up_s = time.monotonic() + wait_s
         while True:
             try:
@@ -228,6 +244,7 @@ class Residents:
             except KeeperError as error:
                 raise RefusedError("keeper_silent", f"the keeper can't say who is attached: {error}") from error
             busy = [(held.resident.name, attached.get(held.resident.name or "", ())) for held in chosen]
+            busy = [(name, tuple(pid for pid in pids if pid not in but)) for name, pids in busy]
             busy = [(name, pids) for name, pids in busy if pids]
             if not busy:
                 return
@@ -277,6 +294,11 @@ class Residents:
                 Finding("holder_stuck", "error", f"{held.resident.recipe}: {stuck}"), held.resident.run_uid
             )
         await asyncio.sleep(0)  # let what waits for the end of the worker hear of it
+
+    def _servers_changed(self, name: str) -> None:
+        held = self._holders.of_name(name)
+        if held is not None:
+            self._holders.change(held)
 
     def _take_name(self, name: str | None, reason: str) -> None:
         """Let what stood for the keeper's ``name`` stand for it no longer."""
@@ -350,7 +372,7 @@ class Residents:
             return
         self._holders.remove(held, f"its worker {how}")
         if held.resident.name is not None and not held.is_dropped:
-            left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None, host_bytes=0))
+            left = Held(replace(held.resident, tier=Tier.RESIDENT, pid=None, host_bytes=0), order=held.order)
             self._holders.add(left)
             self._arm(left)
 
@@ -363,6 +385,7 @@ def refuse_busy(held: Held) -> None:
 
 def _describe_busy(held: Held) -> str:
     doing = f"serves run {held.busy_with}" if held.busy_with else "is being parked or unparked"
+    doing = "answers verify" if held.busy_with == VERIFYING else doing
     return f"{held.resident.recipe} on {held.resident.device} {doing}"
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remote_agent.agentd.capacity import CPU, needs_sampler, process_bytes, resolve_devices
-from remote_agent.agentd.checking import Preflight, figures, found_tier
-from remote_agent.agentd.conclusion import stuck, with_answers
+from remote_agent.agentd.checking import Preflight, figures, found_tier, refuse_devices
+from remote_agent.agentd.conclusion import resident_of, stuck, with_answers
 from remote_agent.agentd.crew import Crew
 from remote_agent.agentd.holders import reuse_key
 from remote_agent.agentd.lifecycle import RunEvent, next_run_state
@@ -27,11 +27,10 @@ from remote_agent.agentd.timeline import Timeline
 from remote_agent.agentd.workers import Order, Worker
 from remote_agent.errors import StageError
 from remote_agent.protocol.budget import parse_budget
-from remote_agent.protocol.internal import PreflightReport, ShardIdentity
+from remote_agent.protocol.internal import PreflightReport, ShardIdentity, WorkerGo
 from remote_agent.protocol.messages import (
     Failure,
     Finding,
-    Resident,
     RunAccepted,
     RunFinished,
     RunRecord,
@@ -62,7 +61,7 @@ class Run:
         self._services, self.params, self._recipe, self.arm = services, params, params.recipe, arm
         self._hash = recipe_hash(params.recipe)
         self._accepted_wall_ns = time.time_ns()
-        timeline = Timeline(time.monotonic_ns())
+        timeline = Timeline(time.monotonic_ns(), self._recipe.stages)
         self._board = StageBoard(
             timeline, self._recipe.deadlines, self._stage_changed, lambda error: self._crew.fail(error)
         )
@@ -149,7 +148,16 @@ class Run:
             await self._crew.watch(self._check_files(), *(self._crew.start_worker(order) for order in orders))
         self._crew.send_go(self._shards, {device: self._resident_name(device) for device in self._devices})
         await self._crew.watch(self._crew.wait_ready())
-        self._hold()
+        resident = self._hold()
+        if self._recipe.serve is not None and not self.arm:
+            await self._crew.watch(self._listen(resident))
+
+    async def _listen(self, resident: str | None) -> None:
+        """Have a process serve what is warm now, and see that it answers. Raises: StageError"""
+        self._board.begin("listening")
+        go = WorkerGo(self._shards, resident, is_resident=True)
+        figures = await self._services.servers.start(self._order(self._devices[0]), go)
+        self._board.end("listening", figures=figures)
 
     # --- stages of the agent's own ---
 
@@ -172,9 +180,7 @@ class Run:
         if needs_sampler(self._recipe.devices):
             await sampler.wait_known(SAMPLER_PATIENCE_S)
         self._devices = resolve_devices(self._recipe.devices, sampler.report, sampler.status)
-        if self._recipe.target_tier == "host" and CPU in self._devices:
-            text = "target_tier host registers files with a GPU, and there is none on this host: cached is what it has"
-            raise StageError(Failure("needs_gpu", text, "queue"))
+        refuse_devices(self._recipe, self._devices)
 
     async def _wait_for_slot(self) -> None:
         """Wait until the devices are this run's; what uses none waits for nobody."""
@@ -208,7 +214,7 @@ class Run:
         self._found = report = await check.report()
         self._shards = report.shards
         self._tier_from = await self._find_start(check, report)
-        if self._recipe.target_tier == "resident" or self._crew.tier_held(report.shards) is Tier.ARMED:
+        if self._recipe.is_for_others or self._crew.tier_held(report.shards) is Tier.ARMED:
             await self._services.keeper.ensure()
         self._board.end("preflight", figures=figures(report, self._tier_from))
 
@@ -318,27 +324,20 @@ class Run:
         tier = self._services.residents.coldest(self._find_standbys().values())
         return Tier.COLD if tier in (None, Tier.ARMED) else tier
 
-    def _hold(self) -> None:
-        residents, report = self._services.residents, self._services.sampler.report
-        for device, (worker, ready) in self._crew.ready().items():
-            resident = Resident(
-                self.params.run_uid,
-                self._recipe.name,
-                self._recipe.model.path,
-                device,
-                ready.tier,
-                # Of an armed process NVML knows the context's part too.
-                max(ready.bytes, process_bytes(worker.child.pid, report)) if ready.tier is Tier.ARMED else ready.bytes,
-                worker.child.pid,
-                self._owner,
-                time.time_ns(),
-                self._recipe.hold.ttl_s,
-                ready.resident,
-            )
+    def _hold(self) -> str | None:
+        """Have what is ready held; return what the keeper calls it, on the last device."""
+        name, residents = None, self._services.residents
+        for device, (worker, ready) in self._crew.hand_over().items():
+            # Of an armed process NVML knows the context's part too.
+            is_armed, pid = ready.tier is Tier.ARMED, worker.child.pid
+            size_bytes = max(ready.bytes, process_bytes(pid, self._services.sampler.report) if is_armed else 0)
+            resident = resident_of(self.params, device, pid, ready, self._owner, size_bytes)
             if ready.is_held:
                 residents.hold(worker, reuse_key(self._recipe, self.params.python, device, ready.tier), resident)
             else:
                 residents.hold_nothing(worker, resident)
+            name = ready.resident
+        return name
 
     # --- what happens to it ---
 
@@ -381,7 +380,7 @@ class Run:
         wall_ns = time.monotonic_ns() - self._board.timeline.accepted_mono_ns
         stages, unattributed_ns = self._board.timeline.settle(wall_ns)
         record = replace(self._record(stages), wall_ns=wall_ns, unattributed_ns=unattributed_ns, failure=failure)
-        ready = [message for _, message in self._crew.ready().values()] if self._state is RunState.READY else []
+        ready = self._crew.answers if self._state is RunState.READY else ()
         return with_answers(record, ready, self._board.timeline.accepted_mono_ns) if ready else record
 
     def _record(self, stages: tuple[StageRecord, ...]) -> RunRecord:

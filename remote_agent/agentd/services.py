@@ -14,6 +14,7 @@ from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.preflights import Preflights
 from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.sampling import Sampler
+from remote_agent.agentd.servers import Servers
 from remote_agent.agentd.spares import Spares
 from remote_agent.agentd.store import RunStore
 from remote_agent.agentd.workers import Workers
@@ -42,6 +43,7 @@ class Services:
     preflights: Preflights
     residents: Residents
     parking: Parking
+    servers: Servers
     keeper: Keeper
     hold_budgets: tuple[Budget, ...]
     on_progress: Callable[[Progress], None]

@@ -38,7 +38,7 @@ class StageBoard:
     def current(self) -> str | None:
         """The latest stage that runs, else the latest that is over."""
         for wanted in ((StageStatus.RUNNING,), (StageStatus.FAILED, StageStatus.DONE, StageStatus.REUSED)):
-            for stage in reversed(NATIVE_STAGES):
+            for stage in reversed(self.timeline.stages):
                 if self.timeline.status(stage) in wanted:
                     return stage
         return None
@@ -109,7 +109,7 @@ class StageBoard:
 
     def close(self, reason: str, skip_reason: str | None = None) -> None:
         """End what runs and skip what was not reached; no deadline is left."""
-        running = [stage for stage in NATIVE_STAGES if self.timeline.status(stage) is StageStatus.RUNNING]
+        running = [stage for stage in self.timeline.stages if self.timeline.status(stage) is StageStatus.RUNNING]
         self.timeline.close(time.monotonic_ns(), reason, skip_reason)
         for timer in self._timers.values():
             timer.cancel()

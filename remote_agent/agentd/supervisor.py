@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
 from remote_agent import __version__
@@ -31,15 +32,18 @@ from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.residents import Residents
 from remote_agent.agentd.runs import Run
 from remote_agent.agentd.sampling import Sampler
+from remote_agent.agentd.servers import Servers, describe
 from remote_agent.agentd.services import Services
 from remote_agent.agentd.spares import Spares
 from remote_agent.agentd.store import RunStore
+from remote_agent.agentd.verifying import Verifying
 from remote_agent.agentd.workers import Workers
 from remote_agent.agentd.zygotes import Zygotes
 from remote_agent.errors import RefusedError
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import (
     DaemonStarted,
+    Finding,
     Probe,
     Progress,
     ReleaseParams,
@@ -50,6 +54,7 @@ from remote_agent.protocol.messages import (
     RunRecord,
     RunStartParams,
     RunStartResult,
+    Server,
     ShutdownParams,
     StatusResult,
 )
@@ -91,12 +96,14 @@ class Supervisor:
         self._keeper = KeeperLink(
             state, run_directory, self._reaper, commands, log_descriptor, self.options.devices_folder
         )
-        self._residents = Residents(self.events, self._keeper)
+        workers, slots = Workers(self._reaper, commands, self._zygotes), Slots()
+        self._servers = Servers(self.events, workers)
+        self._residents = Residents(self.events, self._keeper, self._servers)
         damage = GpuErrors(state.root / "gpu_errors.json", self.boot_id, self.events.emit, self._gpu_damaged)
         self.sampler.on_report = damage.take_in
-        workers, slots = Workers(self._reaper, commands, self._zygotes), Slots()
         gpu_locks = GpuLocks(self.events, self.options.lock_folders)
         self.parking = Parking(self._residents, workers, slots, gpu_locks, self.sampler)
+        self.verifying = Verifying(state, self._store, self._residents, self._servers, workers, self._keeper)
         self._preflights = Preflights(self._reaper, commands, log_descriptor, self.options.idle_s)
         self._spares = Spares(
             self._reaper, workers, self._zygotes, log_descriptor, self.options.idle_s, self.options.zygote
@@ -114,6 +121,7 @@ class Supervisor:
             self._preflights,
             self._residents,
             self.parking,
+            self._servers,
             self._keeper,
             self.options.hold_budgets,
             self._progress,
@@ -226,6 +234,7 @@ class Supervisor:
         for run in self._runs.values():
             processes.update(run.pids)
         processes.update(self._residents.pids)
+        processes.update(self._servers.pids)
         runs = tuple(run.record() for run in self._runs.values())
         return StatusResult(runs, self._residents.all(), processes, self.probe())
 
@@ -242,6 +251,8 @@ class Supervisor:
         if params.everything or params.run_uid is not None:
             run_uid = None if params.everything else params.run_uid
             released = await self._residents.release(run_uid, "released by request", params.force, params.wait_s)
+            if params.everything:  # what the keeper has lost is held by its servers alone
+                await self._servers.stop(None, "released by request")
         is_closed = params.driver and await self._keeper.release()
         if params.everything or params.driver:
             is_closed = await self._spares.end_all() and is_closed
@@ -258,9 +269,18 @@ class Supervisor:
             raise RefusedError("no_such_standby", f"no process waits for or holds {recipe} on this node")
         return stopped
 
+    async def stop_servers(self, recipe: str | None) -> tuple[Server, ...]:
+        """Stop the server of a recipe, or all; what they served stays warm. Raises: RefusedError if there is none"""
+        stopped = await self._servers.stop(recipe, "stopped by request")
+        if not stopped:
+            text = f"nothing serves {recipe} on this node" if recipe is not None else "nothing serves on this node"
+            raise RefusedError("no_such_server", text)
+        return stopped
+
     async def shut_down(self, params: ShutdownParams) -> None:
         """End runs, holders and the agent. Raises: RefusedError ``busy`` unless forced or idle."""
         busy = [f"run {uid}" for uid in self._runs]
+        busy += [describe(one) for one in self._servers]
         residents = [one for one in self._residents.all() if one.pid is not None or params.keeper]
         busy += [f"{resident.recipe} on {resident.device}" for resident in residents]
         if busy and not params.force:
@@ -278,6 +298,7 @@ class Supervisor:
             run.stop(RunEvent.INTERRUPT, reason)
         await asyncio.gather(*(run.finished.wait() for run in list(self._runs.values())))
         await self.parking.stop()
+        await self._servers.stop(None, reason)
         await self._residents.end_all(reason)
         await self._spares.end_all()
         self._zygotes.stop()
@@ -337,6 +358,9 @@ class Supervisor:
         if not recipe.model.path.startswith(("/", "~")):
             text = f"model.path {recipe.model.path!r} is relative, and an agent has no folder it could start from"
             raise RefusedError("bad_path", f"{text}: give the whole path on the host, or one that starts with ~")
+        if recipe.serve is not None and recipe.serve.path and not recipe.serve.path.startswith(("/", "~")):
+            text = f"serve.path {recipe.serve.path!r} is relative, and an agent has no folder it could start from"
+            raise RefusedError("bad_path", f"{text}: give the whole path on the host, or one that starts with ~")
         for name, value in recipe.environment.items():
             if "\0" in value:
                 raise RefusedError("bad_environment", f"environment.{name}: a value can't hold a NUL")
@@ -359,7 +383,13 @@ class Supervisor:
                 self._store.add(record)
             self.events.emit(RunFinished(record), record.run_uid)
         for resident in list(ledger.residents.values()):
+            for server in resident.servers:
+                text = f"{describe(server)} ended with its agent: its weights may be resident still, warm it again"
+                self.events.emit(Finding("server_ended", "error", text), server.run_uid)
             if resident.pid is None and resident.name is not None:
+                if resident.servers:
+                    resident = replace(resident, servers=())
+                    self.events.emit(ResidentChanged(resident, "held"), resident.run_uid)
                 self._residents.kept.remember(resident)
                 continue
             reason = "the agent that held it has ended"

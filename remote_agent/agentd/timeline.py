@@ -45,9 +45,9 @@ class Part:
 class Timeline:
     """Every stage's parts. ``parts`` names them (devices); agentd's own stages have one, named by ``""``."""
 
-    def __init__(self, accepted_mono_ns: int) -> None:
-        self.accepted_mono_ns = accepted_mono_ns
-        self._parts: dict[str, dict[str, Part]] = {stage: {"": Part()} for stage in NATIVE_STAGES}
+    def __init__(self, accepted_mono_ns: int, stages: Sequence[str] = NATIVE_STAGES) -> None:
+        self.accepted_mono_ns, self.stages = accepted_mono_ns, tuple(stages)
+        self._parts: dict[str, dict[str, Part]] = {stage: {"": Part()} for stage in stages}
 
     def divide(self, stages: Sequence[str], parts: Sequence[str]) -> None:
         """Say that each of ``stages``, still pending, is done once by each of ``parts``."""
@@ -89,7 +89,7 @@ class Timeline:
         return _merge(stage, self._parts[stage])
 
     def records(self) -> tuple[StageRecord, ...]:
-        return tuple(self.record(stage) for stage in NATIVE_STAGES)
+        return tuple(self.record(stage) for stage in self.stages)
 
     def settle(self, wall_ns: int) -> tuple[tuple[StageRecord, ...], int]:
         """Return every stage with its share of ``wall_ns``, and what no stage covers; together exactly that."""
@@ -99,7 +99,7 @@ class Timeline:
             for part in parts.values()
             if part.end_ns is not None
         ]
-        shares, unattributed_ns = attribute(spans, NATIVE_STAGES, wall_ns)
+        shares, unattributed_ns = attribute(spans, self.stages, wall_ns)
         return tuple(share_out(record, shares[record.name]) for record in self.records()), unattributed_ns
 
     def _since(self, mono_ns: int) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,9 @@ from remote_agent.errors import AgentError
 from remote_agent.protocol.internal import (
     InternalMessage,
     ShardIdentity,
+    WorkerAttach,
     WorkerFailed,
+    WorkerGo,
     WorkerJob,
     WorkerRelease,
     ZygoteFork,
@@ -47,6 +50,10 @@ class NoAnswerError(AgentError):
     """A worker did not answer as it should; the text says what it did instead."""
 
 
+class LateAnswerError(NoAnswerError):
+    """It did not answer in time; it may still."""
+
+
 @dataclass(frozen=True)
 class Order:
     """What a worker is started for. ``owner``: whose the warm model will be; ``arm``: it is to wait for weights."""
@@ -70,6 +77,7 @@ class Worker:
         self.shards: tuple[ShardIdentity, ...] = ()
         self.on_message: Callable[[Worker, InternalMessage], None] = lambda worker, message: None
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.was_released = False
         self._protocol_breach: str | None = None
         self._channel = Channel(link, lambda message: self.on_message(self, message), self._closed)
         child.exit.add_done_callback(self._ended)
@@ -87,7 +95,14 @@ class Worker:
 
         Raises: SpawnError if there can be no log; then it is ended
         """
-        job = WorkerJob(
+        self._give(self._job(order, asked_mono_ns), order)
+
+    def attach(self, order: Order, asked_mono_ns: int, go: WorkerGo, serves: bool) -> None:
+        """Have it attach to what the keeper has, and serve that or wait to be asked. Raises: as `assign`"""
+        self._give(WorkerAttach(self._job(order, asked_mono_ns), go, serves), order)
+
+    def _job(self, order: Order, asked_mono_ns: int) -> WorkerJob:
+        return WorkerJob(
             order.run_uid,
             order.recipe,
             order.device,
@@ -98,13 +113,15 @@ class Worker:
             order.owner,
             order.arm,
         )
+
+    def _give(self, task: WorkerJob | WorkerAttach, order: Order) -> None:
         try:
             stderr = open_stderr(order.stderr)
         except OSError as error:
             self.child.signal(signal.SIGKILL)
             raise SpawnError(f"the worker's log can't be opened: {error}") from error
         try:
-            self._channel.send(job, (stderr,))
+            self._channel.send(task, (stderr,))
         finally:
             os.close(stderr)
         self.order = order
@@ -139,7 +156,7 @@ class Worker:
             return answered.result()
         if not self.is_alive:
             raise NoAnswerError(f"its worker {self.gone.result()}")
-        raise NoAnswerError(f"its worker did not answer a {type(question).__name__} within {limit_s:g} s")
+        raise LateAnswerError(f"its worker did not answer a {type(question).__name__} within {limit_s:g} s")
 
     async def end(self) -> str | None:
         """End it now and return None, or why it can't be ended."""
@@ -151,6 +168,7 @@ class Worker:
 
     async def release(self) -> str | None:
         """Ask it to let go, end it if it does not, and return None or why it can't be ended."""
+        self.was_released = True
         self.send(WorkerRelease())
         if await self.child.wait(RELEASE_S):
             return None
@@ -185,6 +203,18 @@ class Workers:
 
         Raises: SpawnError if neither way of starting one works.
         """
+        worker = await self._start(order)
+        worker.assign(order, asked_mono_ns)
+        return worker
+
+    async def start_attached(self, order: Order, go: WorkerGo, serves: bool) -> Worker:
+        """Return a worker that attaches to what the keeper has, for an order's recipe. Raises: as `start`"""
+        asked_mono_ns = time.monotonic_ns()
+        worker = await self._start(order)
+        worker.attach(order, asked_mono_ns, go, serves)
+        return worker
+
+    async def _start(self, order: Order) -> Worker:
         stderr = -1
         try:
             stderr = open_stderr(order.stderr)
@@ -194,9 +224,7 @@ class Workers:
         finally:
             if stderr >= 0:
                 os.close(stderr)
-        worker = Worker(order, child, link, reason)
-        worker.assign(order, asked_mono_ns)
-        return worker
+        return Worker(order, child, link, reason)
 
     async def fork_spare(self, zygote: Zygote, order: Order, stderr: int) -> Worker:
         """Return a worker without a job, for another order like that one. Raises: ZygoteError, OSError"""

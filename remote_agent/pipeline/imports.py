@@ -77,6 +77,7 @@ OPTIONAL = (
     "remote_agent.loader.checkpoint",
     "remote_agent.loader.load",
     "remote_agent.pipeline.assign",
+    "remote_agent.pipeline.attached",
     "remote_agent.pipeline.compilation",
     "remote_agent.pipeline.context",
     "remote_agent.pipeline.first_request",
@@ -85,6 +86,7 @@ OPTIONAL = (
     "remote_agent.pipeline.making",
     "remote_agent.pipeline.parking",
     "remote_agent.pipeline.runner",
+    "remote_agent.pipeline.serving",
     "remote_agent.pipeline.weights",
     "remote_agent.resident.host_memory",
 )

@@ -35,7 +35,7 @@ from remote_agent.protocol.internal import (
     WorkerLostResident,
 )
 from remote_agent.protocol.messages import Finding, Recipe
-from remote_agent.recipe import armed_hash, recipe_hash
+from remote_agent.recipe import armed_hash, warm_hash
 
 if TYPE_CHECKING:
     from remote_agent.devices import Device
@@ -70,7 +70,7 @@ class Held:
 
     def serves(self, recipe: Recipe) -> bool:
         """Whether it is what ``recipe`` asks for. While it waits for weights, it serves other requests too."""
-        is_same = recipe_hash(self.recipe) == recipe_hash(recipe)
+        is_same = warm_hash(self.recipe) == warm_hash(recipe)
         return is_same or (self.waits and armed_hash(self.recipe) == armed_hash(recipe))
 
 

@@ -6,17 +6,23 @@ This module imports no torch, so that a fresh worker reports ``init`` before it 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from remote_agent.errors import AgentError
 from remote_agent.pipeline.failures import describe_failure, fail, one_line
 from remote_agent.pipeline.host import HostShards
 from remote_agent.pipeline.imports import import_model_code
 from remote_agent.pipeline.timing import Stages
 from remote_agent.protocol.internal import (
     InternalMessage,
+    WorkerAnswer,
+    WorkerAttach,
+    WorkerAttached,
     WorkerFailed,
     WorkerFinding,
     WorkerGo,
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from remote_agent.pipeline.init import Prepared
     from remote_agent.pipeline.keeping import Keeping
     from remote_agent.pipeline.making import Held, Making
+    from remote_agent.pipeline.serving import ServeContext
     from remote_agent.pipeline.timing import Measure
 
 STANDBY = "the standby has it"
@@ -90,6 +97,35 @@ class Runner:
             problem = describe_failure(error, None).detail
         self._line.send(WorkerPrepared(problem))
 
+    def attach(self, message: WorkerAttach) -> bool:
+        """Attach to what the keeper has, and serve it where that is asked; False when there is nothing more to do.
+
+        Never raises: what goes wrong is one `WorkerFailed`, with the traceback in the log.
+        """
+        try:
+            return self._attach(message)
+        except Exception as error:
+            if not isinstance(error, AgentError):
+                traceback.print_exc(file=sys.stderr)
+            self._line.send(WorkerFailed(describe_failure(error, None)))
+            return False
+
+    def answer(self) -> None:
+        """Send the held model its recipe's request, and report what came. Never raises."""
+        from remote_agent.pipeline.first_request import answer_request
+
+        try:
+            held = self._held
+            if held is None or held.waits:
+                raise fail("not_ready", "this process has no model with weights")
+            begun = time.monotonic_ns()
+            found = answer_request(held.warm, held.recipe.request, held.graph)
+            first_ns = found.first_output_mono_ns - begun
+            self._line.send(WorkerAnswer(first_ns, time.monotonic_ns() - begun, found.text))
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self._line.send(WorkerFailed(describe_failure(error, None)))
+
     def move(self, message: WorkerUnmap | WorkerMap) -> None:
         """Unmap the held weights for a checkpoint of this process, or map them again, and report it. Never raises."""
         try:
@@ -109,6 +145,32 @@ class Runner:
         backing, steps = parking.map_weights(held.backing, keeper)
         self._held = replace(held, backing=backing)
         return WorkerMapped(steps)
+
+    def _attach(self, message: WorkerAttach) -> bool:
+        from remote_agent.pipeline import serving
+        from remote_agent.pipeline.attached import attach_model
+
+        recipe = message.job.recipe
+        serve = recipe.serve if message.serves else None
+        if serve is not None:
+            serving.refuse_used_port(serve)
+        import_model_code(Path(recipe.model.path).expanduser())
+        self._held, self._device, steps = attach_model(message, serves=serve is not None)
+        if serve is None:
+            self._line.send(WorkerAttached(steps))
+            return True
+        begun = time.monotonic_ns()
+        function = serving.load_entry(serve)
+        context = serving.ServeContext(serve, recipe.name, message.job.device)
+        threading.Thread(target=self._wait_for_stop, args=(context,), name="stop", daemon=True).start()
+        self._line.send(WorkerAttached({**steps, "import_ns": time.monotonic_ns() - begun}))
+        serving.call_entry(function, serve.entry, self._held, context)
+        return False
+
+    def _wait_for_stop(self, context: ServeContext) -> None:
+        while not isinstance(self._line.receive(), WorkerRelease):
+            pass
+        context.tell_to_stop()
 
     def _run_stages(self, job: WorkerJob, stages: Stages) -> bool:
         device = self._initialise(job, stages)

@@ -134,9 +134,10 @@ def _describe_rehearsal(rehearsal: Rehearsal | None, measure: Measure) -> None:
 def is_to_be_shared(recipe: Recipe, device: Device) -> bool:
     """Whether the weights are to lie in memory that outlives this process.
 
-    A standby's on a CPU are not: its tensors are views of the files themselves, which the page cache keeps.
+    A standby's on a CPU are not, unless it is to be served: its tensors are views of the files themselves, which the
+    page cache keeps.
     """
-    return recipe.target_tier == "resident" or (recipe.target_tier == "standby" and device.kind == "cuda")
+    return recipe.is_for_others or (recipe.target_tier == "standby" and device.kind == "cuda")
 
 
 def _describe(loaded: Loaded, found: Checkpoint, measure: Measure) -> None:

@@ -155,6 +155,39 @@ class WorkerGo:
 
 
 @dataclass(frozen=True)
+class WorkerAttach:
+    """Build the job's model around the weights that the keeper has; with ``serves``, call the recipe's entry point.
+
+    The descriptor beside it is the log.
+    """
+
+    job: WorkerJob
+    go: WorkerGo
+    serves: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerAttached:
+    """The model can be asked, or its entry point is called now. ``steps``: nanoseconds by name."""
+
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerAsk:
+    """Send the held model its recipe's request."""
+
+
+@dataclass(frozen=True)
+class WorkerAnswer:
+    """What came of `WorkerAsk`; both times count from its arrival."""
+
+    first_output_ns: int
+    total_ns: int
+    output: str
+
+
+@dataclass(frozen=True)
 class WorkerStage:
     """A stage of this worker began (``end_mono_ns`` None) or is over."""
 
@@ -326,9 +359,9 @@ class SamplerReport:
 
 InternalMessage = Union[
     PreflightReport, ZygoteReady, ZygoteFork, ZygoteForked, ZygoteRefused, WorkerJob, WorkerPrepare, WorkerPrepared,
-    WorkerGo, WorkerStage, WorkerProgress, WorkerMaps, WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed,
-    WorkerLetsGo, WorkerRelease, WorkerUnmap, WorkerUnmapped, WorkerMap, WorkerMapped, ParkJob, ParkReady, ParkGo,
-    ParkReport, SamplerReport,
+    WorkerGo, WorkerAttach, WorkerAttached, WorkerAsk, WorkerAnswer, WorkerStage, WorkerProgress, WorkerMaps,
+    WorkerFinding, WorkerReady, WorkerLostResident, WorkerFailed, WorkerLetsGo, WorkerRelease, WorkerUnmap,
+    WorkerUnmapped, WorkerMap, WorkerMapped, ParkJob, ParkReady, ParkGo, ParkReport, SamplerReport,
 ]  # fmt: skip
 
 _TYPES: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(InternalMessage)}

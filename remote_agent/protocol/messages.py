@@ -7,6 +7,7 @@ time, ``start_ns`` counts from the acceptance of ``run.start``. Sizes are bytes.
 from __future__ import annotations
 
 import enum
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from remote_agent.protocol.version import PROTOCOL_MIN as PROTOCOL_MIN
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DEVICE = re.compile(r"auto|all|cpu|cuda:\d{1,4}|(GPU|MIG)-[0-9A-Fa-f-]{8,64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
 
 
 def _outside(name: str, value: int, most: int) -> Iterator[str]:
@@ -31,6 +34,15 @@ def _outside(name: str, value: int, most: int) -> Iterator[str]:
 def _not_whole(name: str, path: str | None) -> Iterator[str]:
     if path is not None and (not path.startswith(("/", "~/")) or "\0" in path):
         yield f"{name}: {path[:80]!r} must be a whole path on the host, or begin with ~/"
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _not_url_path(name: str, path: str) -> Iterator[str]:
+    if not re.fullmatch(r"/[!-~]*", path):
+        yield f"{name}: {path[:80]!r} is no path of a URL: it begins with /, without blanks"
 
 
 class Tier(str, enum.Enum):
@@ -90,6 +102,9 @@ NATIVE_STAGES = (
     "hold",
 )
 """Canonical order of a native run's stages; attribution follows it."""
+
+STAGES = (*NATIVE_STAGES, "listening")
+"""All of them in order: what follows ``hold`` belongs to recipes that serve, and to no other."""
 
 
 # --- recipes ---------------------------------------------------------------
@@ -189,6 +204,58 @@ class Hold(Checked):
 
 
 @dataclass(frozen=True)
+class ReadyRequest(Checked):
+    """What is posted to a server to see that it answers; without a ``body``, an OpenAI-style completion.
+
+    That asks for the recipe's own prompt, or its first token ids where it has none, and for few new tokens.
+    """
+
+    path: str = "/v1/completions"
+    body: Mapping[str, object] | None = None
+
+    def value_problems(self) -> Iterator[str]:
+        yield from _not_url_path("path", self.path)
+        try:
+            json.dumps(self.body, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            yield f"body: is no JSON: {error}"
+
+
+@dataclass(frozen=True)
+class Serve(Checked):
+    """How a warm model is served: a process attaches to it and calls ``entry`` with model, tokenizer and context.
+
+    ``entry``: ``module:function``; ``path``: a folder on the host where Python looks for the module first.
+    ``health``: a path that must answer 200 before ``request`` is sent. All of that has ``ready_timeout_s``.
+    """
+
+    entry: str
+    port: int
+    host: str = "127.0.0.1"
+    path: str | None = None
+    health: str | None = None
+    request: ReadyRequest = field(default_factory=ReadyRequest)
+    ready_timeout_s: float = 60.0
+
+    @property
+    def address(self) -> str:
+        return _address(self.host, self.port)
+
+    def value_problems(self) -> Iterator[str]:
+        if not _HOST.fullmatch(self.host):
+            yield f"host: {self.host[:80]!r} is neither a name nor an address"
+        if self.path is not None and (not self.path or "\0" in self.path):
+            yield "path: must name a folder on the host"
+        if self.health is not None:
+            yield from _not_url_path("health", self.health)
+        if not 0 < self.ready_timeout_s <= 86400:
+            yield f"ready_timeout_s: {self.ready_timeout_s:g} is not within 0..86400 seconds"
+        yield from _outside("port", self.port, 65535)
+        if not _ENTRY.fullmatch(self.entry):
+            yield f"entry: {self.entry[:80]!r} is not module:function"
+
+
+@dataclass(frozen=True)
 class Recipe(Checked):
     """What to warm and how; validated once, then only passed on.
 
@@ -207,7 +274,13 @@ class Recipe(Checked):
     environment: Mapping[str, str] = field(default_factory=dict)
     deadlines: Mapping[str, float] = field(default_factory=dict)
     hold: Hold = field(default_factory=Hold)
+    serve: Serve | None = None
     trust_remote_code: bool = False
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of a run, in canonical order."""
+        return NATIVE_STAGES if self.serve is None else STAGES
 
     @property
     def needs_device(self) -> bool:
@@ -218,6 +291,11 @@ class Recipe(Checked):
     def builds_model(self) -> bool:
         """Whether a run makes a model of the weights: the tiers before ``resident`` are bytes alone."""
         return self.target_tier in ("resident", "standby")
+
+    @property
+    def is_for_others(self) -> bool:
+        """Whether its weights are to lie with the keeper, on whatever device: so that other processes attach."""
+        return self.target_tier == "resident" or self.serve is not None
 
     def value_problems(self) -> Iterator[str]:
         if not self.devices:
@@ -233,9 +311,13 @@ class Recipe(Checked):
             yield "target_tier: host registers files with a GPU, and devices names cpu: cached is what a CPU has"
         if self.hold.lock and self.target_tier != "cached":
             yield f"hold.lock: locks the page cache at target_tier cached, and target_tier is {self.target_tier}"
+        if self.serve is not None and not self.builds_model:
+            yield f"serve: needs a model, and target_tier is {self.target_tier}: resident and standby make one"
+        if self.serve is not None and len(self.devices) > 1:
+            yield f"serve: one process serves one device, and devices names {len(self.devices)}"
         for stage, limit in self.deadlines.items():
-            if stage not in NATIVE_STAGES:
-                yield f"deadlines.{stage}: is not a stage; stages are {', '.join(NATIVE_STAGES)}"
+            if stage not in self.stages:
+                yield f"deadlines.{stage}: is not a stage; stages are {', '.join(self.stages)}"
             elif limit <= 0:
                 yield f"deadlines.{stage}: {limit} must be above 0 seconds"
         for key in self.environment:
@@ -528,10 +610,28 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Server:
+    """A process of this node that has a model attached, and has answered at ``host`` and ``port``."""
+
+    recipe: str
+    run_uid: str
+    entry: str
+    host: str
+    port: int
+    pid: int
+    since_wall_ns: int
+
+    @property
+    def address(self) -> str:
+        return _address(self.host, self.port)
+
+
+@dataclass(frozen=True)
 class Resident:
     """A warm model on a device of this node and the process that holds it; ``pid`` is None where only the keeper does.
 
-    ``name``: what the keeper calls its weights, where it has them; ``attached``: how many processes use those.
+    ``name``: what the keeper calls its weights, where it has them; ``attached``: how many processes use those,
+    ``servers``: which of them are this node's own.
     ``host_bytes``: what it takes of the host's memory while it is parked.
     """
 
@@ -548,6 +648,7 @@ class Resident:
     name: str | None = None
     attached: int = 0
     host_bytes: int = 0
+    servers: tuple[Server, ...] = ()
 
 
 # --- methods: params and results --------------------------------------------------
@@ -775,6 +876,68 @@ class StandbyStopResult:
 
 
 @dataclass(frozen=True)
+class ServeStopParams:
+    """Which servers to stop: that of a recipe, by its name, or all of them. Their model stays warm."""
+
+    recipe: str | None = None
+
+
+@dataclass(frozen=True)
+class ServeStopResult:
+    stopped: tuple[Server, ...]
+
+
+@dataclass(frozen=True)
+class VerifyParams(Checked):
+    """Ask what is ready of a model ``count`` times, with ``interval_s`` between the starts of two requests.
+
+    ``model``: a recipe's name, the model's path, or what the keeper calls it. A recipe that serves is asked through its
+    port alone. ``recipe`` and ``python``: what to make of a resident that only the keeper knows of. Each request has
+    ``timeout_s``.
+    """
+
+    model: str
+    count: int = 1
+    interval_s: float = 0.0
+    timeout_s: float = 30.0
+    recipe: Recipe | None = None
+    python: tuple[str, ...] = ()
+
+    def value_problems(self) -> Iterator[str]:
+        yield from _outside("count", self.count, 200)
+        if not 0 <= self.interval_s <= 600:
+            yield f"interval_s: {self.interval_s:g} is not within 0..600"
+        if not 0 < self.timeout_s <= 600:
+            yield f"timeout_s: {self.timeout_s:g} is not within 0..600"
+        if not self.model:
+            yield "model: must name what is to be asked"
+
+
+@dataclass(frozen=True)
+class VerifySample:
+    """One request: its times from when it was sent, or why there are none.
+
+    ``first_output_ns``: the first byte of a streamed answer, else all of it; in a process, the first token.
+    """
+
+    t_wall_ns: int
+    first_output_ns: int | None = None
+    total_ns: int | None = None
+    output: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """``way``: how it was asked, through a port, in the standby itself, or in a process attached for that."""
+
+    samples: tuple[VerifySample, ...]
+    tier: Tier
+    run_uid: str | None
+    way: Literal["port", "standby", "attached"]
+
+
+@dataclass(frozen=True)
 class ParkParams(Checked):
     """Which standbys to take off their devices, or to put back: those of one run, or one by its keeper's name.
 
@@ -861,6 +1024,8 @@ METHODS: dict[str, Method] = {
     "cache.clear": Method(CacheClearParams, CacheClearResult),
     "standby.start": Method(RunStartParams, RunStartResult),
     "standby.stop": Method(StandbyStopParams, StandbyStopResult),
+    "serve.stop": Method(ServeStopParams, ServeStopResult),
+    "verify": Method(VerifyParams, VerifyResult),
     "park": Method(ParkParams, ParkResult),
     "unpark": Method(ParkParams, ParkResult),
     "shutdown": Method(ShutdownParams, Empty),

@@ -26,6 +26,7 @@ def _status(arguments: argparse.Namespace) -> int:
         print(f"run {run.run_uid}  {run.recipe}  {run.state.value}  {stage}")
     for held in status.residents:
         attached = f"  {held.attached} attached" if held.attached else ""
+        attached += "".join(f"  serves on {server.address} ({server.pid})" for server in held.servers)
         size = f"{held.bytes / 1e9:.2f} GB"
         print(f"{held.tier.value}  {held.recipe} on {held.device}  {size}  run {held.run_uid}{attached}")
     if not status.runs and not status.residents:

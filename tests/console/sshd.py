@@ -55,11 +55,18 @@ def _name(pid: int) -> str:
 
 def make_key(path: Path, passphrase: str = "") -> Path:
     subprocess.run(
-        [ssh_keygen(), "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)],
+        [ssh_keygen(), "-q", "-t", "ed25519", "-a", "1", "-N", passphrase, "-C", "test", "-f", str(path)],
         check=True,
         timeout=30,
     )
     return path
+
+
+def sign(authority: Path, key: Path, *options: str) -> Path:
+    """Have ``authority`` sign the public half of ``key``."""
+    argv = [ssh_keygen(), "-q", "-s", str(authority), "-I", "test", *options, f"{key}.pub"]
+    subprocess.run(argv, check=True, timeout=30)
+    return key.with_name(f"{key.name}-cert.pub")
 
 
 class Sshd:

@@ -255,6 +255,18 @@ def test_a_standby_that_can_t_be_armed_is_a_failed_run(capsys: pytest.CaptureFix
     assert "no process waits for or holds missing" in answer["error"]
 
 
+def test_there_is_nothing_to_verify_or_stop_where_nothing_is_warm(capsys: pytest.CaptureFixture[str]) -> None:
+    """The node says so, a node out of reach is another code, and what is to be asked must be named."""
+    codes = [run(["verify", "here", "--recipe", "missing"]), run(["serve", "stop", "here"])]
+    codes += [run(["verify", "here"]), run(["verify", "gone", "--model", "/m"])]
+    told = capsys.readouterr()
+
+    assert codes == [1, 1, 2, 3]
+    assert "missing is not ready on this node: nothing of it is warm" in told.out
+    assert "nothing serves on this node" in told.out
+    assert "glowplug: name what to ask: give either --recipe or --model" in told.err
+
+
 def test_there_is_nothing_to_park_where_no_standby_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Both verbs say so in one line, with the code for usage."""
     assert [run(["park", "here"]), run(["unpark", "here"]), run(["park", "here", "llama"])] == [2, 2, 2]

@@ -42,7 +42,7 @@ def test_the_example_is_valid_and_explains_every_key(tmp_path: Path) -> None:
     config = load(path)
 
     assert [node.name for node in config.nodes] == ["gpu-1", "gpu-2", "gpu-3", "pod-1"]
-    assert set(config.recipes) == {"llama", "llama-files", "embed"}
+    assert set(config.recipes) == {"llama", "chat", "llama-files", "embed"}
     assert config.recipes["llama"].name == "llama"
     assert config.node("gpu-3").hops[0].port == 2222
     assert config.node("gpu-3").hops[0].user == "ops"

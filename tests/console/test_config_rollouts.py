@@ -50,7 +50,7 @@ def test_every_mistake_is_named_with_its_line() -> None:
         "9: rollout[0].max_failure: unknown key; did you mean max_failures or max_unavailable?",
         "10: rollout[0].retries: -1 is not within 0..100",
         "12: rollout[0].gates[0].measure: 'wieghts' is not one of: total, first_output, queue, probe, preflight, init,"
-        " context, weights, assign, compile, first_request, hold",
+        " context, weights, assign, compile, first_request, hold, listening",
         "14: rollout[0].gates[0].cout: unknown key; did you mean count?",
         "15: rollout[0].gates[1]: exactly one of measure, tier, command and http is needed, not none",
         "17: rollout[0].hooks.shift.timeout: unknown key; did you mean timeout_s?",

@@ -21,10 +21,11 @@ from console.errors import (
     NodeMisconfigured,
     NodeUnreachable,
 )
+from console.prompts import PromptQueue
 from console.transports import ssh_algorithms
 from console.transports.ssh import SshStream, open_ssh
 from tests.console.links import gate, soon
-from tests.console.sshd import Sshd, make_key, ssh_keygen, until
+from tests.console.sshd import Sshd, make_key, sign, ssh_keygen, until
 from tests.needs import need
 
 pytestmark = pytest.mark.ssh
@@ -86,16 +87,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
         server.stop()
 
 
-def sign(authority: Path, key: Path, *options: str) -> Path:
-    """Have ``authority`` sign the public half of ``key``."""
-    argv = [ssh_keygen(), "-q", "-s", str(authority), "-I", "test", *options, f"{key}.pub"]
-    subprocess.run(argv, check=True, timeout=30)
-    return key.with_name(f"{key.name}-cert.pub")
-
-
 def hash_names(known_hosts: Path) -> None:
     argv = [ssh_keygen(), "-q", "-H", "-f", str(known_hosts)]
     subprocess.run(argv, check=True, capture_output=True, timeout=30)
+
+
+def find(name: str, known_hosts: Path) -> str:
+    argv = [ssh_keygen(), "-F", name, "-f", str(known_hosts)]
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
 
 
 def public(key: Path) -> str:
@@ -215,7 +214,7 @@ async def test_what_a_strict_configuration_asks_for_is_kept(site: Site) -> None:
     known = server.known_hosts.read_text()
     server.known_hosts.write_text("")
     with pytest.raises(HostKeyUnknown):
-        await site.try_(site.block(server, "StrictHostKeyChecking no"), server)
+        await site.try_(site.block(server, "StrictHostKeyChecking ask"), server)
     with pytest.raises(HostKeyChanged, match="is not known, and StrictHostKeyChecking is yes"):
         await site.try_(site.block(server, "StrictHostKeyChecking yes"), server)
 
@@ -368,10 +367,34 @@ async def test_an_algorithm_that_can_not_be_used_is_said_and_never_replaced(
 async def test_what_is_not_followed_is_said_once(site: Site) -> None:
     """By the node's name, whoever links again."""
     server, said = site.serve(), list[str]()
-    block = site.block(server, "StrictHostKeyChecking accept-new", "ForwardAgent yes", "ControlMaster auto")
+    block = site.block(server, "VerifyHostKeyDNS yes", "ForwardAgent yes", "ControlMaster auto")
     for _ in range(2):
         await site.try_(block, server, say=said.append)
 
-    assert said == [
-        "gpu-1: StrictHostKeyChecking accept-new is not followed: a host key that is not known is never taken by itself"
-    ]
+    assert said == ["gpu-1: VerifyHostKeyDNS is not followed: a key from DNS does not vouch for a host"]
+
+
+async def test_a_new_host_key_is_taken_where_ssh_would_take_it(site: Site) -> None:
+    """With accept-new: into our own file, its name hashed if HashKnownHosts says so; it is said, and ssh finds it."""
+    server, said = site.serve(), list[str]()
+    server.known_hosts.unlink()
+    block = site.block(server, "StrictHostKeyChecking accept-new", "HashKnownHosts yes")
+    for _ in range(2):
+        await site.try_(block, server, say=said.append)
+
+    ours = site.gate.known_hosts_file
+    assert said == [f"gpu-1: took the host key ED25519 {server.fingerprint()}, as StrictHostKeyChecking says"]
+    assert ours.read_text().startswith("|1|")
+    assert len(ours.read_text().splitlines()) == 1
+    assert public(server.host_key) in find(f"[127.0.0.1]:{server.port}", ours)
+
+
+async def test_batch_mode_asks_nobody(site: Site) -> None:
+    """Where somebody could be asked, too."""
+    server, prompts = site.serve(), PromptQueue()
+    server.known_hosts.unlink()
+    site.config.write_text(site.block(server, "BatchMode yes"))
+    node = server.node(host=None, port=None, identity=(), known_hosts=(), ssh_config=str(site.config))
+
+    with pytest.raises(HostKeyUnknown):
+        await open_ssh(node, "token", site.gate, prompts)

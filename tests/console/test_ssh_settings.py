@@ -13,7 +13,15 @@ import pytest
 from console.config_nodes import Node
 from console.errors import NodeMisconfigured
 from console.transports import Gate
-from console.transports.ssh_settings import Refused, SshSettings, expand, read_settings, split_files
+from console.transports.ssh_settings import (
+    METHODS,
+    NewHostKeys,
+    Refused,
+    SshSettings,
+    expand,
+    read_settings,
+    split_files,
+)
 from console.transports.ssh_target import Target, resolve
 from tests.console.links import gate
 from tests.needs import need
@@ -183,8 +191,7 @@ async def test_a_name_that_a_shell_would_act_on_goes_into_no_proxy_command(tmp_p
         ("KnownHostsCommand /bin/echo %H", "KnownHostsCommand is not run"),
         ("BindInterface lo", "BindInterface can't be followed"),
         ("ProxyCommand nc %h %p\nProxyUseFdpass yes", "ProxyUseFdpass can't be followed"),
-        ("PubkeyAuthentication no", "allows no login by key"),
-        ("PreferredAuthentications password", "allows no login by key"),
+        ("PreferredAuthentications gssapi-with-mic", "allows no login by key, by password, or by the server's quest"),
         ("UserKnownHostsFile here", "relative path, 'here'"),
         ("Bogus yes", "`ssh -G` says: .*: Bad configuration option: bogus"),
     ],
@@ -205,9 +212,8 @@ async def test_the_fleet_s_known_hosts_take_the_place_of_a_known_hosts_command(t
 @pytest.mark.parametrize(
     ("config", "note"),
     [
-        ("StrictHostKeyChecking no", "StrictHostKeyChecking no is not followed"),
-        ("StrictHostKeyChecking off", "StrictHostKeyChecking no is not followed"),
-        ("StrictHostKeyChecking accept-new", "StrictHostKeyChecking accept-new is not followed"),
+        ("StrictHostKeyChecking no", "StrictHostKeyChecking no is followed as accept-new"),
+        ("StrictHostKeyChecking off", "StrictHostKeyChecking no is followed as accept-new"),
         ("VerifyHostKeyDNS yes", "VerifyHostKeyDNS is not followed"),
         ("NoHostAuthenticationForLocalhost yes", "NoHostAuthenticationForLocalhost is not followed"),
         ("PermitLocalCommand yes\nLocalCommand touch /x", "LocalCommand is not run"),
@@ -260,3 +266,26 @@ def test_files_that_lost_their_quotes_are_told_apart() -> None:
     assert split_files("/a b/c /d ~/e f") == ("/a b/c", "/d", "~/e f")
     with pytest.raises(Refused):
         split_files("a /b")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", {"new_host_keys": NewHostKeys.ASK, "login_methods": METHODS, "password_prompts": 3, "batch_mode": False}),
+        ("StrictHostKeyChecking yes", {"new_host_keys": NewHostKeys.NEVER}),
+        ("StrictHostKeyChecking ask", {"new_host_keys": NewHostKeys.ASK}),
+        ("StrictHostKeyChecking accept-new\nHashKnownHosts yes",
+         {"new_host_keys": NewHostKeys.ACCEPT, "hash_known_hosts": True, "notes": ()}),
+        ("StrictHostKeyChecking off\nHashKnownHosts no",
+         {"new_host_keys": NewHostKeys.ACCEPT, "hash_known_hosts": False}),
+        ("PubkeyAuthentication no", {"login_methods": ("keyboard-interactive", "password")}),
+        ("PreferredAuthentications password,gssapi-with-mic,publickey", {"login_methods": ("password", "publickey")}),
+        ("PasswordAuthentication no\nKbdInteractiveAuthentication no", {"login_methods": ("publickey",)}),
+        ("BatchMode yes\nNumberOfPasswordPrompts 1", {"batch_mode": True, "password_prompts": 1}),
+    ],
+)  # fmt: skip
+async def test_what_may_be_asked_is_what_ssh_would_ask(tmp_path: Path, lines: str, expected: dict[str, object]) -> None:
+    """New host keys, ways to log in and their order, how often, and BatchMode."""
+    settings = (await one(tmp_path, lines)).settings
+
+    assert {key: getattr(settings, key) for key in expected} == expected

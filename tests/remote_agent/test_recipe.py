@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from remote_agent.errors import RecipeError
-from remote_agent.protocol.messages import CompilePolicy, Hold, ModelSource, Recipe
-from remote_agent.recipe import LIMIT_BYTES, model_hash, read_recipe, recipe_hash, resolve_paths
+from remote_agent.protocol.messages import CompilePolicy, Hold, ModelSource, Recipe, Serve
+from remote_agent.recipe import LIMIT_BYTES, model_hash, read_recipe, recipe_hash, resolve_paths, warm_hash
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
@@ -67,6 +69,8 @@ def test_relative_paths_start_at_the_folder_given(path: str, resolved: str) -> N
     ("change", "words"),
     [
         ('"target_tier": "host", "devices": ["cpu"]', "target_tier: host registers files with a GPU"),
+        ('"target_tier": "cached", "serve": {"entry": "a:b", "port": 1}', "serve: needs a model, and target_tier is"),
+        ('"devices": ["cpu", "cuda:0"], "serve": {"entry": "a:b", "port": 1}', "serve: one process serves one device"),
         ('"hold": {"lock": true}', "hold.lock: locks the page cache at target_tier cached, and target_tier is standby"),
     ],
 )
@@ -77,6 +81,37 @@ def test_a_tier_that_can_never_be_reached_is_refused(tmp_path: Path, change: str
 
     with pytest.raises(RecipeError, match=words):
         read_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('"entry": "serve"', "serve.entry: 'serve' is not module:function"),
+        ('"entry": "a:b", "port": 70000', "serve.port: 70000 is not within 1..65535"),
+        ('"entry": "a:b", "host": "a b"', "serve.host: 'a b' is neither a name nor an address"),
+        ('"entry": "a:b", "health": "ok"', "serve.health: 'ok' is no path of a URL"),
+        ('"entry": "a:b", "request": {"path": "/a b"}', "serve.request.path: '/a b' is no path of a URL"),
+        ('"entry": "a:b", "request": {"body": {"x": NaN}}', "serve.request.body: is no JSON"),
+        ('"entry": "a:b", "ready_timeout_s": 0', "serve.ready_timeout_s: 0 is not within 0..86400 seconds"),
+    ],
+)
+def test_what_can_t_serve_is_refused_by_name(tmp_path: Path, change: str, words: str) -> None:
+    """Each value of its own, before any host is asked."""
+    path = tmp_path / "r.json"
+    path.write_text(f'{{"model": {{"path": "/m"}}, "serve": {{"port": 1, {change}}}}}')
+
+    with pytest.raises(RecipeError, match=re.escape(words)):
+        read_recipe(path)
+
+
+def test_how_a_model_is_served_makes_no_other_standby() -> None:
+    """Whether it is served does, for then its weights lie where others can attach; history tells every recipe apart."""
+    plain = Recipe("a", ModelSource("/m"))
+    one, other = replace(plain, serve=Serve("a:b", 1)), replace(plain, serve=Serve("c:d", 2))
+
+    assert warm_hash(one) == warm_hash(other) != warm_hash(plain) == recipe_hash(plain)
+    assert recipe_hash(one) != recipe_hash(other)
+    assert recipe_hash(plain) == "ccaf9225de023cc4", "what history knows it by"
 
 
 def test_recipes_of_one_model_have_its_hash_in_common() -> None:

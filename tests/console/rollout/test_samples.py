@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,35 +17,12 @@ from console.rollout.measure import Sampled
 from console.rollout.samples import Warm, sample_gate
 from console.rollout.settings import Gate
 from console.rollout.states import Verdict
-from remote_agent.protocol.messages import METHODS, Method, Tier
+from remote_agent.protocol.messages import Tier, VerifyParams, VerifyResult, VerifySample
 from tests.console.fake_host import FakeHost
 from tests.console.test_fleet import World
 
 WARM = (Warm("n1", "run-00000001"),)
 PASS, FAIL, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
-
-
-@dataclass(frozen=True)
-class VerifyParams:
-    model: str
-    count: int
-    interval_s: float
-
-
-@dataclass(frozen=True)
-class VerifySample:
-    t_wall_ns: int
-    first_output_ns: int | None
-    total_ns: int | None
-    output: str | None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class VerifyResult:
-    samples: tuple[VerifySample, ...]
-    tier: str
-    run_uid: str
 
 
 class Measured:
@@ -55,6 +32,7 @@ class Measured:
         self.fleet = fleet
         self.host: FakeHost = world.hosts["n1"]
         self.world = world
+        self.recipe = fleet.config.recipes["llama"]
 
     async def warm(self, node: str = "n1", uid: str = "run-00000001") -> None:
         await self.fleet.warm(node, "llama", run_uid=uid)
@@ -65,7 +43,7 @@ class Measured:
         return sampled.verdict, sampled.reason
 
     async def whole(self, is_first: bool = True, warm: tuple[Warm, ...] = WARM, **gate: object) -> Sampled:
-        return await sample_gate(self.fleet, Gate(**gate), warm, os.environ, is_first)  # type: ignore[arg-type]
+        return await sample_gate(self.fleet, Gate(**gate), self.recipe, warm, os.environ, is_first)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -73,6 +51,31 @@ async def measured(tmp_path: Path) -> AsyncIterator[Measured]:
     world = World(tmp_path)
     async with world.fleet() as fleet:
         yield Measured(fleet, world)
+
+
+class Answers:
+    """What the host answers to ``verify``, one after another; None is an agent that does not know the word."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.next: list[VerifySample | None] = []
+        self.asked: list[VerifyParams] = []
+        self._usual = host.answer
+
+    def __call__(self, method: str, params: object) -> object:
+        if not isinstance(params, VerifyParams):
+            return self._usual(method, params)
+        self.asked.append(params)
+        sample = self.next.pop(0)
+        if sample is None:
+            raise RequestRefused("method_not_found", "no such method")
+        return VerifyResult((sample,), Tier.STANDBY, "run-00000001", "standby")
+
+
+@pytest.fixture
+def answers(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    found = Answers(measured.host)
+    monkeypatch.setattr(measured.host, "answer", found)
+    return found
 
 
 async def test_a_runs_figure_passes_at_its_limit_and_fails_over_it(measured: Measured) -> None:
@@ -142,43 +145,19 @@ async def test_a_node_that_is_out_of_reach_is_inconclusive(measured: Measured) -
     assert (verdict, "no route to host" in reason) == (INCONCLUSIVE, True)
 
 
-async def test_later_samples_are_real_requests_and_without_the_word_inconclusive(measured: Measured) -> None:
+async def test_later_samples_are_real_requests_but_of_a_stage(measured: Measured, answers: Answers) -> None:
     """Of a stage there is none: it is what it was."""
     await measured.warm()
-    verdict, reason = await measured.sample(False, measure="first_output", limit_s=1.0)
-    if "verify" not in METHODS:
-        assert (verdict, reason) == (INCONCLUSIVE, "n1: this console has no word for verify")
 
     assert await measured.sample(False, measure="weights", limit_s=1.0) == (PASS, "")
+    assert answers.asked == []
 
 
-async def test_a_request_that_verify_sends_is_measured(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_verify_sends_is_measured(measured: Measured, answers: Answers) -> None:
     """By its own time, or by the median of the runs' own requests; one that failed fails the sample."""
-    monkeypatch.setitem(METHODS, "verify", Method(VerifyParams, VerifyResult))
-    answers: list[VerifySample | None] = []
-    asked: list[VerifyParams] = []
-    usual = measured.host.answer
-
-    def answer(method: str, params: object) -> object:
-        if not isinstance(params, VerifyParams):
-            return usual(method, params)
-        asked.append(params)
-        sample = answers.pop(0)
-        if sample is None:
-            raise RequestRefused("method_not_found", "no such method")
-        return VerifyResult((sample,), "standby", "run-00000001")
-
-    monkeypatch.setattr(measured.host, "answer", answer)
     await measured.warm()
-    sample = VerifySample(1, 400, 900, "7")
-    answers += [
-        sample,
-        sample,
-        replace(sample, error="out of memory"),
-        replace(sample, first_output_ns=None),
-        None,
-        sample,
-    ]
+    good = VerifySample(1, 400, 900, "7")
+    answers.next = [good, good, replace(good, error="out of memory"), replace(good, first_output_ns=None), None, good]
 
     assert await measured.sample(False, measure="first_output", limit_s=5e-7) == (PASS, "")
     assert await measured.sample(False, measure="total", limit_s=5e-7) == (FAIL, "n1: total 0.0 ms, over 0.0 ms")
@@ -188,7 +167,7 @@ async def test_a_request_that_verify_sends_is_measured(measured: Measured, monke
     assert await measured.sample(False, measure="total", limit_s=1) == (INCONCLUSIVE, "n1: no such method")
     compared = await measured.sample(False, measure="total", factor=2.0)
     assert compared == (INCONCLUSIVE, "n1: history has no total to compare with")
-    assert asked[0] == VerifyParams("/models/llama", 1, 0.0)
+    assert all((one.model, one.count, one.recipe) == ("llama", 1, measured.recipe) for one in answers.asked)
 
 
 def program(folder: Path, text: str) -> tuple[str, ...]:
@@ -213,12 +192,25 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def served(answer: Answer) -> AsyncIterator[str]:
-    """Yield the address of a server that answers so."""
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    """Yield the address of a server that answers so; afterwards each of its connections is over."""
+    answering: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answer(reader, writer)
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append((asyncio.ensure_future(serve(reader, writer)), writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/health?deep=1"
     finally:
         server.close()
+        for task, writer in answering:
+            task.cancel()
+            await asyncio.wait({task})
+            writer.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
         await server.wait_closed()
 
 
@@ -250,13 +242,10 @@ async def test_an_address_that_does_not_answer_in_time_fails(measured: Measured)
     """Drop by drop is not in time either, and nothing of it stays behind."""
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                writer.write(b"H")
-                await writer.drain()
-                await asyncio.sleep(0.02)
-        except ConnectionError:
-            writer.close()
+        while True:
+            writer.write(b"H")
+            await writer.drain()
+            await asyncio.sleep(0.02)
 
     async with served(drip) as url:
         assert await measured.sample(http=url, timeout_s=0.3) == (FAIL, f"{url} did not answer within 0.3 s")

@@ -17,14 +17,17 @@ from textual.pilot import Pilot
 
 from console.app import GlowplugApp
 from console.errors import RequestRefused
+from console.prompts import Field, Prompt
 from console.screens.fleet import FleetScreen
 from console.screens.history import HistoryScreen
 from console.screens.launch import LaunchScreen
+from console.screens.prompt import PromptScreen
 from console.screens.run import RunScreen
 from console.state import NodeState
 from console.widgets.glyphs import ASCII, TEXT_LIMIT, UNICODE
 from remote_agent.protocol.messages import ModelSource, Recipe
 from tests.console.ui import scenes
+from tests.console.ui.asking import asking
 from tests.console.ui.driving import fake, make_app, press, settle, until
 from tests.console.ui.fake_fleet import FakeFleet, FakeHistory, run_row, stage_rows
 
@@ -132,7 +135,9 @@ def hostile_fleet(payload: str) -> FakeFleet:
 async def test_nothing_raw_reaches_the_terminal_from_any_screen(group: str, ascii_only: bool) -> None:
     """Panels, rows, dialogs, tables, lists, notices and palette; no text becomes an action, what is copied is clean."""
     payload = "".join(PAYLOADS[name] for name in GROUPS[group])
-    app = make_app((), title=payload, ascii=ascii_only)
+    fields = (Field(payload), Field(payload, is_secret=False, is_theirs=True))
+    prompts = asking(Prompt(payload, (payload,), (payload,), fields, payload))
+    app = make_app((), title=payload, ascii=ascii_only, prompts=prompts)
     app.fleet = hostile_fleet(payload)
     app.driver_class = RecordingDriver
     visited = Visit(app)
@@ -177,6 +182,9 @@ class Visit:
 
     async def _press(self, pilot: Pilot[int], *keys: str) -> None:
         await press(self._app, pilot, *keys)
+        self._collect()
+
+    def _collect(self) -> None:
         self.actions += [
             segment.style.meta
             for strip in self._app.screen._compositor.render_strips()
@@ -187,7 +195,9 @@ class Visit:
     async def _visit(self, pilot: Pilot[int]) -> None:
         app, fleet = self._app, fake(self._app)
         await settle(app, pilot)
-        await self._press(pilot, "g", "j")
+        assert isinstance(app.screen, PromptScreen)
+        self._collect()
+        await self._press(pilot, "escape", "g", "j")
         await self._press(pilot, "g", "s", "a", "x")
         await self._press(pilot, "y")
         await until(lambda: any(asked.what == "cancel" for asked in fleet.asked), pilot)

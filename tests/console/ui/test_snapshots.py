@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 
 from console.app import GlowplugApp
 from console.screens.run import RunScreen
+from tests.console.ui.asking import FACTORS, HOST_KEY, PASSWORD, STOP, asking
 from tests.console.ui.driving import make_app, press, settle, until
 
 pytestmark = pytest.mark.skipif(
@@ -38,6 +39,10 @@ PICTURES = {
     "run 40x12": ((40, 12), ("enter",), {}),
     "history": ((120, 36), ("h",), {}),
     "history light": ((120, 36), ("h",), {"theme": "glowplug-light"}),
+    "prompt": ((100, 24), (), {"prompts": asking(PASSWORD, HOST_KEY)}),
+    "prompt 40x12": ((40, 12), (), {"prompts": asking(HOST_KEY, PASSWORD)}),
+    "prompt ascii": ((80, 24), (), {"prompts": asking(FACTORS), "ascii": True}),
+    "prompt stopped": ((80, 24), (), {"prompts": asking(STOP)}),
     "help": ((120, 40), ("question_mark",), {}),
 }
 

@@ -19,6 +19,9 @@ from remote_agent.agentd.kept import Kept
 from remote_agent.agentd.paths import StateDir
 from remote_agent.agentd.reaper import Reaper
 from remote_agent.agentd.residents import Residents
+from remote_agent.agentd.servers import Servers
+from remote_agent.agentd.workers import Workers
+from remote_agent.agentd.zygotes import Zygotes, ZygoteTimes
 from remote_agent.keeper.client import KeeperAddress, Listed, ask
 from remote_agent.protocol.internal import Manifest
 from remote_agent.protocol.messages import Resident, Tier
@@ -94,9 +97,11 @@ async def test_what_cannot_be_read_is_read_once(
     events.close()
 
 
-async def test_a_clock_that_was_put_back_prolongs_no_life(link: SlowLink, events: EventLog) -> None:
+async def test_a_clock_that_was_put_back_prolongs_no_life(link: SlowLink, events: EventLog, state: StateDir) -> None:
     """A resident of the future has its time to live and no more."""
-    residents = Residents(events, link)
+    reaper, commands = Reaper(), Commands()
+    workers = Workers(reaper, commands, Zygotes(reaper, commands, state.run, ZygoteTimes()))
+    residents = Residents(events, link, Servers(events, workers))
     told = asyncio.Event()
     events.on_durable = told.set
     residents.kept.remember(resident("run-1", time.time_ns() + HOUR_NS, ttl_s=0.05))
