@@ -37,6 +37,7 @@ from console.demo_model import write_checkpoint
 from console.demo_teardown import MARK, end_nodes
 from console.errors import GlowplugError, UsageError
 from console.locations import Locations
+from console.rollout.settings import Gate, Rollout
 from remote_agent.protocol.codec import DecodeError, decode, encode
 from remote_agent.protocol.messages import FirstRequest, ModelSource, Recipe, Shape
 
@@ -280,7 +281,11 @@ class EmbeddedFleet:
         )
         request = FirstRequest(prompt_tokens=128, shapes=(Shape(1, 128),))
         recipe = Recipe(RECIPE, ModelSource(str(model)), devices=(self._settings.device,), request=request)
-        return Config(nodes, {RECIPE: recipe}, path=self.directory / "fleet.toml")
+        gate = Gate(measure="first_output", limit_s=10.0, count=3, interval_s=1.0)
+        rollout = Rollout(
+            "demo", "all", RECIPE, canary=1, max_unavailable=2, max_failures=2, pause_after=(1,), gates=(gate,)
+        )
+        return Config(nodes, {RECIPE: recipe}, rollouts=(rollout,), path=self.directory / "fleet.toml")
 
 
 def write_agent(path: Path) -> Path:

@@ -7,6 +7,7 @@ Each node really warms the demo's model on this machine, so figures differ from 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from textual.pilot import Pilot
 from console.app import GlowplugApp
 from console.demo import RECIPE, DemoSettings, EmbeddedFleet
 from console.fleet import Fleet
+from console.rollout.carrying import carrier_of
 from console.screens.run import RunScreen
 from console.state import NodeState
 from remote_agent.protocol.messages import Actor
@@ -32,7 +34,8 @@ async def take(demo: EmbeddedFleet) -> None:
     """Warm most nodes, let some go, start one again; write the fleet in mid-flight and that run once it is ready."""
     locations = demo.locations
     fleet = Fleet(demo.config, locations.history_file, parallel=3, actor=Actor("operator", "workstation"))
-    app = GlowplugApp(fleet, title="embedded", runs_outlive=False)
+    rollouts = carrier_of(fleet, locations.history_file, Actor("operator", "workstation"), os.environ)
+    app = GlowplugApp(fleet, rollouts, title="embedded", runs_outlive=False)
     async with app.run_test(size=FLEET_SIZE) as pilot:
         for name in fleet.nodes:
             await until(lambda name=name: fleet.state(name).is_known, pilot)
