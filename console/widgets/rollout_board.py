@@ -151,13 +151,11 @@ class RolloutBoard(ScrollView, can_focus=True, inherit_bindings=False):
         return self._with_rest(strip, columns) if y == 0 else strip
 
     def _with_rest(self, strip: Strip, columns: range) -> Strip:
-        """Say at the ends of the first line how many batches are out of sight there."""
+        """Say at the end of the first line how many batches are out of sight on either side."""
         before, after = columns.start, len(self.plan.columns) - columns.stop
-        width, glyphs = strip.cell_length, self.moment.glyphs
-        left = self._roles.strip(cleaned([(f"◂ {before} ", "accent")] if before else [], glyphs))
-        right = self._roles.strip(cleaned([(f" {after} more ▸", "accent")] if after else [], glyphs))
-        room = width - right.cell_length
-        return Strip.join([left, strip.crop(left.cell_length, room), right]) if room > left.cell_length else strip
+        words = [f"◂ {before} before"] * bool(before) + [f"{after} more ▸"] * bool(after)
+        end = self._roles.strip(cleaned([(f" {'  '.join(words)} ", "accent")] if words else [], self.moment.glyphs))
+        return Strip.join([strip.crop(0, max(0, strip.cell_length - end.cell_length)), end])
 
     def _cell(self, at: int, line: int, cells: int) -> Strip:
         strip = self._strips.get((at, line))
@@ -188,6 +186,9 @@ class RolloutBoard(ScrollView, can_focus=True, inherit_bindings=False):
     def on_resize(self) -> None:
         self._arrange()
         self.reveal()
+
+    def on_show(self) -> None:
+        self.call_after_refresh(self.reveal)
 
     # --- the mouse -----------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ def standing_line(view: RolloutView, width: int, moment: Moment) -> Line:
     for start, end in (
         ([phase, name, batch, *words, rest, limit], time),
         ([phase, name, batch, *count_pieces(begun, with_words=True), rest, limit], time),
+        ([phase, name, batch, *count_pieces(begun, with_words=True), rest, limit], []),
         ([phase, name, batch, *words, rest], time),
         ([phase, name, batch, *words], []),
         ([phase, name, batch, *figures, rest], []),

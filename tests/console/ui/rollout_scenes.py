@@ -46,9 +46,7 @@ NODES = (
     NodeRow("gpu-eu-07", 2, is_down=True),
     NodeRow("gpu-eu-08", 2, attempt=1, tries=1, due_s=58.0, reason="out of memory"),
 )  # fmt: skip
-ANALYSIS = Analysis(
-    2, ("gpu-eu-04",), (GateCount(0, 2, 1, streak=1, due_s=51.4), GateCount(1, 1, verdict=None, is_asked=True))
-)
+ANALYSIS = Analysis(2, ("gpu-eu-04",), (GateCount(0, 2, 1, streak=1, due_s=51.4), GateCount(1, is_asked=True)))
 
 
 def row(state: RolloutState, holder: str | None = HERE, **changes: object) -> RolloutRow:
@@ -153,6 +151,23 @@ def long_timeline(count: int = 300) -> tuple[TimelineRow, ...]:
         ]
         entries += [told("outcome", "RunHook", name, code=0)] * 4
     return tuple(entries)
+
+
+def hostile(payload: str) -> RolloutView:
+    """Return one in which all that hosts, hooks and operators wrote is ``payload``."""
+    nodes = [
+        replace(node, name=f"{payload}{index}", reason=payload, skip_reason=node.skip_reason and payload)
+        for index, node in enumerate(NODES)
+    ]
+    analysis = replace(ANALYSIS, nodes=(nodes[3].name,))
+    entries = (
+        told("event", "NodeReached", nodes[2].name, state="failed", reason=payload),
+        told("outcome", "RunHook", nodes[2].name, code=1, output=[payload, payload]),
+        told("event", "GateSampled", analysis=2, gate=0, verdict="fail", reason=payload),
+        told("command", payload, by=payload, answer=payload),
+    )
+    made = state(nodes, reason=payload, analysis=analysis)
+    return view(made, payload, entries, name=payload, reason=payload)
 
 
 def fleet() -> tuple[FleetNode, ...]:
