@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from console.rollout.advance import waiting_for
 from console.rollout.commands import VERBS, event_of, judge
 from console.rollout.machine import step
 from console.rollout.saved import Settings, read_settings, read_state
@@ -48,7 +49,8 @@ class RolloutView:
     """A rollout as it was read. ``holder``: who has its lease, None for nobody; ``is_here``: this console has it.
 
     ``warm_ns``: by node, what its newest warm-up took. ``looks``: by gate. ``left_out``: lines older than ``told``.
-    ``possible``: the verbs that would do something now; those on a node are asked of `node_verbs`.
+    ``possible``: the verbs that would do something now; those on a node are asked of `node_verbs`. ``waits``: what it
+    waits for.
     """
 
     row: RolloutRow
@@ -62,6 +64,7 @@ class RolloutView:
     warm_ns: Mapping[str, int] = field(default_factory=dict)
     looks: Mapping[int, Look] = field(default_factory=dict)
     possible: frozenset[str] = frozenset()
+    waits: tuple[str, ...] = ()
 
     @property
     def batches(self) -> int:
@@ -111,6 +114,7 @@ def up_to_date(before: RolloutView | None, record: RolloutRecord, holder: str, n
         warm_ns=warm_ns,
         looks=looks,
         possible=_possible(state, now_held) if has_changed else before.possible,
+        waits=waiting_for(state) if has_changed else before.waits,
     )
 
 

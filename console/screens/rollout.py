@@ -66,6 +66,7 @@ class RolloutScreen(ConsoleScreen):
         self._log_wanted: bool | None = None
         self._situation: tuple[object, ...] = ()
         self._drawn: RolloutView | None = None
+        self._verbs_of: tuple[RolloutView, str, frozenset[str]] | None = None
         self._fleet_nodes: frozenset[str] = frozenset()
 
     def compose(self) -> ComposeResult:
@@ -179,7 +180,7 @@ class RolloutScreen(ConsoleScreen):
             self._drawn = view
         else:
             board.repaint(dirty)
-        node = node_lines(board.selected, scene, width, moment)
+        node = node_lines(board.selected, self._node_verbs, scene, width, moment)
         self._node.show(node[:1] if is_short else node)
         self._node.display = board.display
         self._gates.show(gates)
@@ -192,10 +193,17 @@ class RolloutScreen(ConsoleScreen):
     @property
     def rollout_verbs(self) -> frozenset[str]:  # type: ignore[override]
         """What could be done now, to the rollout and to the selected node of it."""
-        view, name = self.view, self.board.selected if self.is_drawn else None
-        if view is None:
+        return self.view.possible | self._node_verbs if self.view is not None and self.is_drawn else frozenset()
+
+    @property
+    def _node_verbs(self) -> frozenset[str]:
+        """Those to the selected node, found out once for each state."""
+        view, name = self.view, self.board.selected
+        if view is None or name is None:
             return frozenset()
-        return view.possible | (view.node_verbs(name) if name is not None else frozenset())
+        if self._verbs_of is None or self._verbs_of[0] is not view or self._verbs_of[1] != name:
+            self._verbs_of = (view, name, view.node_verbs(name))
+        return self._verbs_of[2]
 
     @property
     def has_target(self) -> bool:  # type: ignore[override]

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from console.format import clock_text, counted, duration_text
-from console.rollout.advance import waiting_for
 from console.rollout.states import BackOut, GateCount, NodeState, Phase, Verdict
 from console.rollout.view import Look, RolloutView
 from console.widgets.paint import Line, Moment, Piece, choose, cleaned, spread, width_of
@@ -133,7 +132,7 @@ def _paused(view: RolloutView, moment: Moment) -> tuple[str, str, list[str]]:
 
 def _summary(view: RolloutView) -> str:
     """Say what it waits for; nodes by number where they are many."""
-    lines = waiting_for(view.state)
+    lines = view.waits
     if len(lines) <= 2:
         return "; ".join(lines)
     counts = Counter(node.state.value for node in view.state.nodes if node.state.is_under_way)
@@ -207,8 +206,8 @@ def _what_next(look: Look, of: int, count: GateCount | None, view: RolloutView, 
     return f"{sample} in {wait_s:.0f} s" if wait_s > 0.5 else f"{sample} is due"
 
 
-def node_lines(name: str | None, scene: Scene, width: int, moment: Moment) -> list[Line]:
-    """Return what there is to say of the selected node: where it stands, and all of its reason."""
+def node_lines(name: str | None, verbs: frozenset[str], scene: Scene, width: int, moment: Moment) -> list[Line]:
+    """Return what there is to say of the selected node, to which ``verbs`` can be done: where it stands, and why."""
     row = scene.view.state.node(name) if name is not None else None
     if row is None:
         return []
@@ -222,7 +221,6 @@ def node_lines(name: str | None, scene: Scene, width: int, moment: Moment) -> li
     _, run = linked_run(row, scene)
     if run is not None and run.first_output_ns is not None:
         facts.append(f"first output {duration_text(run.first_output_ns)}")
-    verbs = scene.view.node_verbs(row.name)
     wanted = (("retry", "tries again"), ("skip", "skips it"))
     hints = _hints([one for one in wanted if one[0] in verbs], moment)
     left: list[Piece] = [(f" {sign} ", role), (f"{row.name}  ", "title"), *words, (f"  {', '.join(facts)}", "muted")]

@@ -135,9 +135,11 @@ def test_gates_show_their_samples_what_comes_next_and_why_one_did_not_pass() -> 
 
 def test_the_selected_node_has_all_of_its_reason_and_its_keys() -> None:
     """Whatever the cell had room for."""
-    lines = [plain(line).strip() for line in node_lines("gpu-eu-03", scene(), 100, MOMENT)]
+    lines = [
+        plain(line).strip() for line in node_lines("gpu-eu-03", frozenset({"retry", "skip"}), scene(), 100, MOMENT)
+    ]
 
     assert lines[0].startswith("✖ gpu-eu-03  failed  batch 2, attempt 2, out of traffic")
     assert lines[0].endswith("r tries again · s skips it")
     assert lines[1] == "compile: no kernel image for sm_90: torch 2.1 is built for sm_80"
-    assert node_lines("no-such-node", scene(), 100, MOMENT) == []
+    assert node_lines("no-such-node", frozenset(), scene(), 100, MOMENT) == []
