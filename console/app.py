@@ -165,9 +165,9 @@ class GlowplugApp(App[int]):
         if left:
             verb = "go on" if self._runs_outlive else "end with it"
             said.append(f"Glowplug left; runs on {counted(len(left), 'node')} {verb}: {', '.join(left[:20])}")
-        said += [
-            f"rollout {name} is paused; to go on: glowplug rollout resume {name}" for name in self._paused_on_leaving
-        ]
+        for name in self._paused_on_leaving:
+            go_on = f"; to go on: glowplug rollout resume {name}" if self._runs_outlive else ""
+            said.append(f"rollout {name} is paused{go_on}")
         self.exit(0, message=Text("\n".join(map(self.glyphs.text, said))) if said else None)
 
     # --- frames ------------------------------------------------------------------------

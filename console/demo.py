@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from console.transports.embedded import ServerReady
 
 RECIPE = "demo"
+ROLLOUT = "demo"
 START_S, STOP_S, LOOK_S = 60.0, 45.0, 0.2
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
@@ -283,7 +284,7 @@ class EmbeddedFleet:
         recipe = Recipe(RECIPE, ModelSource(str(model)), devices=(self._settings.device,), request=request)
         gate = Gate(measure="first_output", limit_s=10.0, count=3, interval_s=1.0)
         rollout = Rollout(
-            "demo", "all", RECIPE, canary=1, max_unavailable=2, max_failures=2, pause_after=(1,), gates=(gate,)
+            ROLLOUT, "all", RECIPE, canary=1, max_unavailable=2, max_failures=2, pause_after=(1,), gates=(gate,)
         )
         return Config(nodes, {RECIPE: recipe}, rollouts=(rollout,), path=self.directory / "fleet.toml")
 

@@ -79,7 +79,7 @@ def head_lines(column: Column, view: RolloutView, width: int, moment: Moment) ->
 def item_line(item: Item, scene: Scene, width: int, moment: Moment, *, is_selected: bool) -> Line:
     """Return exactly ``width`` cells; a name is cropped last."""
     if item.is_fold:
-        return fit([("  ", "text"), *_fold_pieces(item, scene)], width, moment.glyphs)
+        return fit([(" ", "text"), *_fold_pieces(item, scene)], width, moment.glyphs)
     row = item.nodes[0]
     sign, role = SIGNS[row.state]
     if row.is_down and not row.state.is_over:
