@@ -32,6 +32,8 @@ class Situation(Protocol):
     def has_lost_link(self) -> bool: ...
     @property
     def has_log(self) -> bool: ...
+    @property
+    def rollout_verbs(self) -> frozenset[str]: ...
 
 
 class Scope(enum.Enum):
@@ -42,6 +44,7 @@ class Scope(enum.Enum):
     LAUNCH = "launch"
     RUN = "run"
     HISTORY = "history"
+    ROLLOUT = "rollout"
     DIALOG = "dialogs"
     PROMPT = "questions of a login"
 
@@ -114,8 +117,12 @@ def _log(situation: Situation) -> bool:
     return situation.has_log
 
 
-def _move(id: str, keys: str, name: str, tooltip: str) -> Action:
-    return Action(id, keys, name, id.partition(".")[2], tooltip, "Move", Scope.FLEET, palette=False)
+def _verb(verb: str) -> Callable[[Situation], bool]:
+    return lambda situation: verb in situation.rollout_verbs
+
+
+def _move(id: str, keys: str, name: str, tooltip: str, scope: Scope = Scope.FLEET) -> Action:
+    return Action(id, keys, name, id.partition(".")[2], tooltip, "Move", scope, palette=False)
 
 
 A, F, S = Action, Scope, Scope
@@ -142,6 +149,8 @@ ACTIONS: tuple[Action, ...] = (
     A("fleet.layout", "g", "layout", "Grid/list", "Switch between panels and one line a node", "Look", S.FLEET),
     A("fleet.sort", "s", "sort", "Sort", "Order nodes as configured, or what needs you first", "Look", S.FLEET),
     A("fleet.history", "h", "history", "History", "Every run there was, newest first", "Look", S.FLEET, footer=True),
+    A("fleet.rollout", "o", "rollout", "Rollout", "The rollout under way, or the last one; starts one", "Look",
+      S.FLEET, footer=True),
     A("fleet.probe", "b", "probe", "Probe", "Ask the marked nodes, or the selected one, for their hardware now",
       "Act", S.FLEET, available=_target),
     A("fleet.retry", "r", "retry", "Reconnect", "Try the link of the marked nodes, or the selected one, now",
@@ -171,6 +180,42 @@ ACTIONS: tuple[Action, ...] = (
     A("history.filter", "slash", "filter", "Filter", "Show only some runs: node: recipe: state: since:", "Look",
       S.HISTORY, footer=True),
     A("history.reload", "r", "reload", "Reload", "Read the newest runs again", "Look", S.HISTORY, footer=True),
+    # Rollout
+    A("rollout.resume", "c", "resume", "Resume", "Go on, here where nobody does; a gate is looked at anew", "Act",
+      S.ROLLOUT, footer=True, changes=True, available=_verb("resume")),
+    A("rollout.pause", "P", "hold", "Pause rollout", "Begin nothing more; what is under way goes on, and waits", "Act",
+      S.ROLLOUT, footer=True, changes=True, available=_verb("pause")),
+    A("rollout.promote", "m", "promote", "Promote", "Go on past a pause or what a gate says, naming it first", "Act",
+      S.ROLLOUT, footer=True, changes=True, dangerous=True, available=_verb("promote")),
+    A("rollout.retry", "r", "retry", "Retry", "Try the selected node once more", "Act", S.ROLLOUT, footer=True,
+      changes=True, available=_verb("retry")),
+    A("rollout.skip", "s", "skip", "Skip…", "Leave the selected node out, saying why", "Act", S.ROLLOUT, footer=True,
+      changes=True, dangerous=True, available=_verb("skip")),
+    A("rollout.abort", "x", "abort", "Abort", "End it: what is ready stays, what was drained is brought back", "Act",
+      S.ROLLOUT, footer=True, changes=True, dangerous=True, available=_verb("abort")),
+    A("rollout.start", "n", "start", "Start…", "Choose a rollout of fleet.toml, see its plan, and start it here", "Act",
+      S.ROLLOUT, footer=True, changes=True, dangerous=True),
+    A("rollout.promote_all", "M", "promote_all", "Promote all", "Go on past every later pause as well; past no gate",
+      "Act", S.ROLLOUT, changes=True, dangerous=True, available=_verb("promote_all")),
+    A("rollout.open", "enter", "open", "Open run", "Open the run of the selected node", "Look", S.ROLLOUT,
+      footer=True, available=_target),
+    A("rollout.list", "o", "list", "Others", "Look at another rollout of the history", "Look", S.ROLLOUT, footer=True),
+    A("rollout.fold", "f", "fold", "Fold", "Fold nodes that are alike where a batch is long, or show each", "Look",
+      S.ROLLOUT),
+    A("rollout.log", "l", "log", "Timeline", "Show or hide the timeline", "Look", S.ROLLOUT, available=_log),
+    *(
+        _move(f"rollout.{way}", keys, f"move('{way}')", tooltip, S.ROLLOUT)
+        for way, keys, tooltip in (
+            ("up", "up,k", "Select the node above"),
+            ("down", "down,j", "Select the node below"),
+            ("left", "left", "To the batch before"),
+            ("right", "right", "To the next batch"),
+            ("page_up", "pageup", "A page up"),
+            ("page_down", "pagedown", "A page down"),
+            ("home", "home", "To the batch's first node"),
+            ("end", "end,G", "To the batch's last node"),
+        )
+    ),
     # Dialogs
     A("dialog.yes", "y", "yes", "Yes", "Do it", "Answer", S.DIALOG, footer=True, palette=False),
     A("dialog.no", "n,escape", "no", "Go back", "Leave everything as it is", "Answer", S.DIALOG, footer=True,

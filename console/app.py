@@ -32,9 +32,11 @@ from console.screens.base import ConsoleScreen
 from console.screens.confirm import ConfirmScreen
 from console.screens.fleet import FleetScreen
 from console.screens.help import HelpScreen
+from console.screens.leave import LeaveScreen
 from console.screens.palette import NodeCommands, ThemeCommands
 from console.screens.ports import FleetPort, ReadOnlyFleet
 from console.screens.prompt import PromptScreen
+from console.screens.rollout_port import ReadOnlyRollouts, RolloutsPort
 from console.state import unfinished_runs
 from console.terminal import Leaving, driver_for
 from console.widgets.glyphs import ASCII, UNICODE
@@ -48,7 +50,7 @@ QUIET_FRAMES = 10
 
 
 class GlowplugApp(App[int]):
-    """The console over ``fleet``; ``clock_ns`` and ``wall_clock_ns`` are replaced by tests."""
+    """The console over ``fleet`` and ``rollouts``; ``clock_ns`` and ``wall_clock_ns`` are replaced by tests."""
 
     TITLE = "Glowplug"
     COMMAND_PALETTE_BINDING = "ctrl+p"
@@ -59,6 +61,7 @@ class GlowplugApp(App[int]):
     def __init__(
         self,
         fleet: FleetPort,
+        rollouts: RolloutsPort,
         *,
         title: str,
         ascii: bool = False,
@@ -79,6 +82,7 @@ class GlowplugApp(App[int]):
         if self.driver_class is LinuxDriver:
             self.driver_class = driver_for(self.leaving)
         self.fleet: FleetPort = ReadOnlyFleet(fleet) if read_only else fleet
+        self.rollouts: RolloutsPort = ReadOnlyRollouts(rollouts) if read_only else rollouts
         self.fleet_title = title
         self.glyphs = ASCII if ascii else UNICODE
         self.read_only = read_only
@@ -90,6 +94,7 @@ class GlowplugApp(App[int]):
         self._watch = watch
         self._prompts = prompts
         self._put_off: Asked | None = None
+        self._paused_on_leaving: tuple[str, ...] = ()
         self._clock_ns, self._wall_clock_ns, self._zone = clock_ns, wall_clock_ns, zone
         self._quiet_frames = -1
         self._unseen: set[str] = set()
@@ -132,17 +137,38 @@ class GlowplugApp(App[int]):
             self.say(str(error), "error")
 
     async def on_unmount(self) -> None:
+        await self.rollouts.close()
         await self.fleet.close()
 
     async def action_quit(self) -> None:
+        """Leave; where this console carries rollouts out ask first, then pause them. Once more waits for no hook."""
+        if self._paused_on_leaving:
+            self.rollouts.hurry()
+        elif not self.rollouts.carried:
+            self._leave()
+        elif not isinstance(self.screen, LeaveScreen):
+            self.ask(LeaveScreen(self.rollouts.carried), self._pause_and_leave)
+
+    async def _pause_and_leave(self) -> None:
+        self._paused_on_leaving = tuple(self.rollouts.carried)
+        if self._paused_on_leaving:
+            self.say(
+                f"pausing; hooks that move traffic are waited for, {self.key_texts['app.quit']} kills them", "warning"
+            )
+            await self.rollouts.close()
+        self._leave()
+
+    def _leave(self) -> None:
         """Leave; what goes on without this console is said on the way out."""
         left = [name for name in self.fleet.nodes if unfinished_runs(self.fleet.state(name))]
-        message = None
+        said = []
         if left:
             verb = "go on" if self._runs_outlive else "end with it"
-            words = f"Glowplug left; runs on {counted(len(left), 'node')} {verb}: {', '.join(left[:20])}"
-            message = Text(self.glyphs.text(words))
-        self.exit(0, message=message)
+            said.append(f"Glowplug left; runs on {counted(len(left), 'node')} {verb}: {', '.join(left[:20])}")
+        for name in self._paused_on_leaving:
+            go_on = f"; to go on: glowplug rollout resume {name}" if self._runs_outlive else ""
+            said.append(f"rollout {name} is paused{go_on}")
+        self.exit(0, message=Text("\n".join(map(self.glyphs.text, said))) if said else None)
 
     # --- frames ------------------------------------------------------------------------
 
@@ -152,6 +178,8 @@ class GlowplugApp(App[int]):
     def frame(self) -> None:
         """Let every screen show what changed; a dialog on top stops nothing."""
         self._show_prompt()
+        for notice in self.rollouts.take_notices():
+            self.say(notice.text, "warning" if notice.is_bad else "information")
         self._unseen |= self.fleet.take_dirty()
         if self.paused:
             return
@@ -210,6 +238,7 @@ class GlowplugApp(App[int]):
     # --- actions of the registry ----------------------------------------------------------
 
     has_target = has_unfinished = has_warm = has_standby = has_parked = has_lost_link = has_log = False
+    rollout_verbs: frozenset[str] = frozenset()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return permitted(action, Scope.APP, self, read_only=self.read_only)
@@ -280,6 +309,7 @@ class GlowplugApp(App[int]):
 
 def run_app(
     fleet: FleetPort,
+    rollouts: RolloutsPort,
     *,
     title: str,
     ascii: bool = False,
@@ -302,6 +332,7 @@ def run_app(
     """
     app = GlowplugApp(
         fleet,
+        rollouts,
         title=title,
         ascii=ascii,
         read_only=read_only,

@@ -37,6 +37,7 @@ from console.demo_model import write_checkpoint
 from console.demo_teardown import MARK, end_nodes
 from console.errors import GlowplugError, UsageError
 from console.locations import Locations
+from console.rollout.settings import Gate, Rollout
 from remote_agent.protocol.codec import DecodeError, decode, encode
 from remote_agent.protocol.messages import FirstRequest, ModelSource, Recipe, Shape
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from console.transports.embedded import ServerReady
 
 RECIPE = "demo"
+ROLLOUT = "demo"
 START_S, STOP_S, LOOK_S = 60.0, 45.0, 0.2
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
@@ -280,7 +282,11 @@ class EmbeddedFleet:
         )
         request = FirstRequest(prompt_tokens=128, shapes=(Shape(1, 128),))
         recipe = Recipe(RECIPE, ModelSource(str(model)), devices=(self._settings.device,), request=request)
-        return Config(nodes, {RECIPE: recipe}, path=self.directory / "fleet.toml")
+        gate = Gate(measure="first_output", limit_s=10.0, count=3, interval_s=1.0)
+        rollout = Rollout(
+            ROLLOUT, "all", RECIPE, canary=1, max_unavailable=2, max_failures=2, pause_after=(1,), gates=(gate,)
+        )
+        return Config(nodes, {RECIPE: recipe}, rollouts=(rollout,), path=self.directory / "fleet.toml")
 
 
 def write_agent(path: Path) -> Path:

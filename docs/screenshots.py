@@ -7,6 +7,7 @@ Each node really warms the demo's model on this machine, so figures differ from 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +15,18 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from console.app import GlowplugApp
-from console.demo import RECIPE, DemoSettings, EmbeddedFleet
+from console.demo import RECIPE, ROLLOUT, DemoSettings, EmbeddedFleet
 from console.fleet import Fleet
+from console.rollout.carrying import Carrier, carrier_of
+from console.rollout.states import Phase, RolloutState
+from console.screens.rollout import RolloutScreen
 from console.screens.run import RunScreen
 from console.state import NodeState
 from remote_agent.protocol.messages import Actor
 
 IMAGES = Path(__file__).parent / "images"
 NODES = 6
-FLEET_SIZE, RUN_SIZE = (120, 18), (120, 30)
+FLEET_SIZE, RUN_SIZE, ROLLOUT_SIZE = (120, 18), (120, 30), (120, 30)
 DEADLINE_S = 180.0
 POLL_S = 0.02
 WIDTH_PX = 1600
@@ -32,7 +36,8 @@ async def take(demo: EmbeddedFleet) -> None:
     """Warm most nodes, let some go, start one again; write the fleet in mid-flight and that run once it is ready."""
     locations = demo.locations
     fleet = Fleet(demo.config, locations.history_file, parallel=3, actor=Actor("operator", "workstation"))
-    app = GlowplugApp(fleet, title="embedded", runs_outlive=False)
+    rollouts = carrier_of(fleet, locations.history_file, Actor("operator", "workstation"), os.environ)
+    app = GlowplugApp(fleet, rollouts, title="embedded", runs_outlive=False)
     async with app.run_test(size=FLEET_SIZE) as pilot:
         for name in fleet.nodes:
             await until(lambda name=name: fleet.state(name).is_known, pilot)
@@ -55,6 +60,33 @@ async def take(demo: EmbeddedFleet) -> None:
         await app.workers.wait_for_complete()
         await pilot.pause()
         save(app, "run.png")
+
+        app.go_to(first)
+        await take_rollout(app, rollouts, pilot)
+
+
+async def take_rollout(app: GlowplugApp, rollouts: Carrier, pilot: Pilot[int]) -> None:
+    """Carry out the demo's rollout past its pause; write it while the second wave of its second batch is warm."""
+    for name in app.fleet.nodes:
+        await app.fleet.release(name)
+    await pilot.resize_terminal(*ROLLOUT_SIZE)
+    uid = await rollouts.start(await rollouts.plan(ROLLOUT))
+    screen = RolloutScreen(uid)
+    app.push_screen(screen)
+    await until(lambda: rollouts.carried[ROLLOUT].phase is Phase.PAUSED, pilot)
+    await rollouts.ask(uid, "resume", {})
+    await until(lambda: is_in_its_second_wave(rollouts.carried[ROLLOUT]), pilot)
+    await until(lambda: screen.view is not None and is_in_its_second_wave(screen.view.state), pilot)
+    app.clear_notifications()
+    await pilot.pause()
+    save(app, "rollout.png")
+    await rollouts.close()
+
+
+def is_in_its_second_wave(state: RolloutState) -> bool:
+    """Whether some nodes of its second batch are ready, and others have been looked at once."""
+    ready = [node for node in state.nodes if node.state.value == "ready"]
+    return len(ready) >= 3 and state.analysis is not None and any(gate.taken for gate in state.analysis.gates)
 
 
 async def warm(fleet: Fleet, name: str, pilot: Pilot[int]) -> None:

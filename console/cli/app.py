@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 
-from console.cli.common import Context, ended_by_signals
+from console.cli.common import Context, current_actor, ended_by_signals
 from console.errors import UsageError
 from console.fleet import Fleet
 from console.prompts import PromptQueue
@@ -42,9 +42,11 @@ def show(
 ) -> int:
     """Show any fleet; ``runs_outlive`` is False where its hosts end with the console; the rest as for `run_app`."""
     from console.app import run_app
+    from console.rollout.carrying import carrier_of
 
     return run_app(
         fleet,
+        carrier_of(fleet, context.locations.history_file, current_actor(), context.environ),
         title=title,
         read_only=read_only,
         ascii=ascii,

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import click
 
-import db.errors
 from console.cli import rollout_verbs as verbs
 from console.cli.ahead import ahead_options, read_schedule
 from console.cli.common import Context, emit, json_option
-from console.config import Config, Node
-from console.errors import HistoryError
-from console.rollout.plan import Candidate, Plan, make_plan
+from console.config import Config
+from console.rollout.beginning import planned
+from console.rollout.plan import Plan
 from console.rollout.plan_text import plan_document, plan_lines
-from db.queries import History
-from db.records import RunFilter
-from remote_agent.protocol.messages import RunState, Tier
-from remote_agent.recipe import recipe_hash
 
 
 @click.group("rollout")
@@ -41,11 +34,11 @@ def plan(context: Context, name: str, as_json: bool) -> int:
 
     Exit codes: 0 shown, 2 no such rollout, a selector that names no node, or a mistake in fleet.toml.
     """
-    planned = _planned(context, context.load_config(), name)
+    shown = _planned(context, context.load_config(), name)
     if as_json:
-        emit(plan_document(planned))
+        emit(plan_document(shown))
     else:
-        for line in plan_lines(planned):
+        for line in plan_lines(shown):
             click.echo(line)
     return 0
 
@@ -76,29 +69,4 @@ def start(context: Context, name: str, at: str | None, every: str | None, as_jso
 
 
 def _planned(context: Context, config: Config, name: str) -> Plan:
-    rollout = config.rollout(name)
-    nodes = config.select(rollout.selectors)
-    candidates = _candidates(context, nodes, rollout.recipe, recipe_hash(config.recipe(rollout.recipe)))
-    return make_plan(rollout, candidates, config.defaults.parallel)
-
-
-def _candidates(context: Context, nodes: Sequence[Node], recipe: str, hashed: str) -> list[Candidate]:
-    """Return the nodes with what the history knows of them; nothing where nothing was ever recorded."""
-    try:
-        with History(context.locations.history_file) as history:
-            return [_candidate(history, node, recipe, hashed) for node in nodes]
-    except db.errors.NoHistoryError:
-        return [Candidate(node.name, node.tags) for node in nodes]
-    except db.errors.HistoryError as error:
-        raise HistoryError(str(error)) from error
-
-
-def _candidate(history: History, node: Node, recipe: str, hashed: str) -> Candidate:
-    tier = Tier.COLD
-    for run in history.runs(RunFilter(node.name, recipe, RunState.READY.value, limit=1)):
-        if run.recipe_hash == hashed and run.tier_to in [one.value for one in Tier]:
-            tier = Tier(run.tier_to)
-    median = history.baseline(node.name, hashed, tier.value)
-    if median is None:
-        return Candidate(node.name, node.tags, tier)
-    return Candidate(node.name, node.tags, tier, median.wall_ns, median.count)
+    return planned(config, name, context.locations.history_file)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 import db.errors
-from console.cli.common import Context, current_actor, lease_holder, run_async, say
+from console.cli.common import Context, current_actor, run_async, say
 from console.config import Config
-from console.errors import GlowplugError, HistoryError
-from console.fleet import Fleet
+from console.errors import HistoryError
 from console.format import short_uid
+from console.leases import holder_name
+from console.rollout.beginning import create
 from console.rollout.controller import Controller
-from console.rollout.effects import FleetEffects
+from console.rollout.effects import FleetEffects, until_reached_or_not
 from console.rollout.plan import Plan
-from console.rollout.saved import Settings, node_rows, read_settings, read_state, settings_json, state_json
-from console.rollout.states import NodeState, Phase, RolloutState, begin
+from console.rollout.saved import Settings, read_settings, read_state
+from console.rollout.states import NodeState, Phase, RolloutState
 from console.rollout.words import line
 from db.database import open_history
 from db.rollout_records import Entry, RolloutRow
@@ -30,7 +30,7 @@ def opened_store(context: Context) -> Iterator[RolloutStore]:
     """Open the history for rollouts, made and brought up to date where needed. Raises: HistoryError, inside too."""
     try:
         path = open_history(context.locations.history_file).path
-        with contextlib.closing(RolloutStore(path, lease_holder())) as store:
+        with contextlib.closing(RolloutStore(path, holder_name())) as store:
             yield store
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error
@@ -54,12 +54,10 @@ class Foreground:
         settings, uid = Settings(planned.rollout, recipe), uuid.uuid4().hex
         self._name = planned.rollout.name
         async with self._context.fleet(config, [node.name for node in planned.nodes]) as fleet:
-            await _until_reached_or_not(fleet)
+            await until_reached_or_not(fleet, fleet.nodes)
             effects = FleetEffects(fleet, uid, settings, self._context.environ)
             down = [node for node, reason in effects.down().items() if reason is not None]
-            batches = [[node.name for node in batch.nodes] for batch in planned.batches]
-            state = begin(planned.rules, batches, down)
-            self._store.create(_new_row(uid, settings, state), node_rows(state))
+            create(self._store, uid, planned, settings, current_actor(), down)
             say(f"rollout {self._name} ({short_uid(uid)})")
             return uid, await self._carry_out(uid, effects)
 
@@ -113,33 +111,6 @@ def exit_code(state: RolloutState) -> int:
     if state.phase is Phase.ABORTED:
         return 4
     return 1 if any(row.state is NodeState.FAILED for row in state.nodes) else 0
-
-
-def _new_row(uid: str, settings: Settings, state: RolloutState) -> RolloutRow:
-    rollout, actor = settings.rollout, current_actor()
-    return RolloutRow(
-        rollout_uid=uid,
-        name=rollout.name,
-        recipe=rollout.recipe,
-        actor_user=actor.user,
-        actor_host=actor.host,
-        settings_json=settings_json(settings),
-        state_json=state_json(state),
-        phase=state.phase.value,
-        reason=state.reason,
-        created_ns=0,
-        updated_ns=0,
-    )
-
-
-async def _until_reached_or_not(fleet: Fleet) -> None:
-    """Wait until each node has answered, or can't be reached within its time-out: that one is down."""
-    await asyncio.gather(*(_reached(fleet, name) for name in fleet.nodes))
-
-
-async def _reached(fleet: Fleet, name: str) -> None:
-    with contextlib.suppress(GlowplugError):
-        await fleet.status(name)
 
 
 def _tell(entries: Sequence[Entry], state: RolloutState) -> None:

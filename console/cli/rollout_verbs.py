@@ -14,7 +14,7 @@ from console.cli.common import Context, current_actor, emit, json_option, say
 from console.cli.rollout_foreground import Foreground, exit_code, opened_store
 from console.config import Config
 from console.errors import GlowplugError, HistoryError, UsageError
-from console.rollout.idle import apply_idle
+from console.rollout.idle import WITHOUT_CONTROLLER, apply_idle
 from console.rollout.plan import Plan
 from console.rollout.states import RolloutState
 from console.rollout.status_text import one_line, row_document, status_document, status_lines
@@ -26,7 +26,6 @@ from db.rollout_store import RolloutStore, lease_of
 
 POLL_S = 0.1
 ANSWER_S = 60.0
-WITHOUT_CONTROLLER = ("pause", "skip")
 
 name_argument = click.argument("name")
 

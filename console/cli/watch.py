@@ -12,13 +12,14 @@ import click
 
 import db.errors
 from console.clean import clean
-from console.cli.common import Context, current_actor, emit, json_option, lease_holder, run_async, say, yes_option
+from console.cli.common import Context, current_actor, emit, json_option, run_async, say, yes_option
 from console.cli.nodes import Answer, ask, exit_code
 from console.cli.warm import announce
 from console.config import Config
 from console.errors import HistoryError, LinkError, UsageError
 from console.fleet import Fleet
 from console.format import clock_text, short_uid
+from console.leases import holder_name
 from console.watch.leases import Leases
 from console.watch.machine import Limits, Told
 from console.watch.standing import Wanted, is_at, see
@@ -149,7 +150,7 @@ def _watch(
     try:
         path = open_history(context.locations.history_file).path
         key = (wanted.recipe.name, wanted.tier.value)
-        with contextlib.closing(WatchStore(path, lease_holder(), key, (actor.user, actor.host))) as store:
+        with contextlib.closing(WatchStore(path, holder_name(), key, (actor.user, actor.host))) as store:
             store.take(names)
             try:
                 return run_async(work(store), lambda: _explain(watch))

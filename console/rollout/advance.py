@@ -39,7 +39,8 @@ def waiting_for(state: RolloutState) -> tuple[str, ...]:
     if state.phase.is_over:
         return ()
     lines = [f"the operator: {state.reason}"] if state.phase is Phase.PAUSED else []
-    lines += [line for row in state.nodes for line in _node_waits(state, row)]
+    unavailable = state.unavailable
+    lines += [line for row in state.nodes for line in _node_waits(state, row, unavailable)]
     if state.analysis is not None:
         for gate in state.analysis.gates:
             if gate.verdict is None:
@@ -48,7 +49,7 @@ def waiting_for(state: RolloutState) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _node_waits(state: RolloutState, row: NodeRow) -> Iterator[str]:
+def _node_waits(state: RolloutState, row: NodeRow, unavailable: int) -> Iterator[str]:
     if row.state is NodeState.UNKNOWN:
         yield f"{row.name}: its state"
     elif row.state.is_under_way:
@@ -60,7 +61,7 @@ def _node_waits(state: RolloutState, row: NodeRow) -> Iterator[str]:
     elif row.state is NodeState.PENDING and row.batch <= state.batch and state.phase is Phase.RUNNING:
         if row.due_s > state.now_s:
             yield f"{row.name}: attempt {row.attempt + 1} in {row.due_s - state.now_s:.0f} s"
-        elif not _has_room(state, row):
+        elif not _has_room(state, row, unavailable):
             yield f"{row.name}: max_unavailable {state.rules.max_unavailable} is reached"
 
 
@@ -132,17 +133,19 @@ def _shift(turn: Turn) -> None:
             turn.shift(row)
 
 
-def _has_room(state: RolloutState, row: NodeRow) -> bool:
-    """Whether the node may be started: one that is unavailable anyway makes it no worse."""
-    return row.is_unavailable or state.unavailable < state.rules.max_unavailable
+def _has_room(state: RolloutState, row: NodeRow, unavailable: int) -> bool:
+    """Whether the node may be started where so many are unavailable: one that is so anyway makes it no worse."""
+    return row.is_unavailable or unavailable < state.rules.max_unavailable
 
 
 def _start(turn: Turn) -> None:
+    unavailable = turn.state.unavailable
     for row in turn.rows(NodeState.PENDING):
         state = turn.state
         is_due = row.batch <= state.batch and row.due_s <= state.now_s and row.back_out is not BackOut.ASKED
-        if is_due and _has_room(state, row):
+        if is_due and _has_room(state, row, unavailable):
             turn.start(row)
+            unavailable = turn.state.unavailable
 
 
 def _analyse(turn: Turn) -> None:

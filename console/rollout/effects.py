@@ -6,7 +6,8 @@ What goes wrong is never raised: it is the event. Everything may be cancelled, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -198,6 +199,16 @@ class FleetEffects:
         sample = await sample_gate(self._fleet, gate, self._settings.recipe, warm, environ, is_first)
         event = GateSampled(intent.analysis, intent.gate, sample.verdict, sample.reason)
         return Outcome(event, {"nodes": sample.values} if sample.values else {})
+
+
+async def until_reached_or_not(fleet: Fleet, nodes: Sequence[str]) -> None:
+    """Wait until each node has answered, or can't be reached within its time-out: that one is down."""
+
+    async def reach(name: str) -> None:
+        with contextlib.suppress(GlowplugError):
+            await fleet.status(name)
+
+    await asyncio.gather(*(reach(name) for name in nodes))
 
 
 def failure_of(intent: Intent, reason: str) -> Event | None:

@@ -11,6 +11,9 @@ from console.rollout.saved import entry, node_rows, read_state, state_json
 from db.rollout_records import Turn
 from db.rollout_store import RolloutStore
 
+WITHOUT_CONTROLLER = ("pause", "skip")
+"""Verbs that may need no carrying out."""
+
 
 def apply_idle(
     store: RolloutStore, rollout_uid: str, verb: str, arguments: Mapping[str, object], who: str

@@ -21,7 +21,7 @@ FOCUS_BINDINGS: list[BindingType] = [
 ]
 
 
-class _Common:
+class Common:
     """Mixed into screens and dialogs."""
 
     scope: ClassVar[Scope]
@@ -42,12 +42,13 @@ class _Common:
     has_parked = False
     has_lost_link = False
     has_log = False
+    rollout_verbs: frozenset[str] = frozenset()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return permitted(action, self.scope, self, read_only=self.console_app.read_only)
 
 
-class ConsoleScreen(_Common, Screen[None], inherit_bindings=False):
+class ConsoleScreen(Common, Screen[None], inherit_bindings=False):
     """A whole screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = FOCUS_BINDINGS
@@ -75,7 +76,7 @@ class ConsoleScreen(_Common, Screen[None], inherit_bindings=False):
         return None
 
 
-class ConsoleDialog(_Common, ModalScreen[bool], inherit_bindings=False):
+class ConsoleDialog(Common, ModalScreen[bool], inherit_bindings=False):
     """A question over a screen; answers False when it is closed."""
 
     BINDINGS: ClassVar[list[BindingType]] = FOCUS_BINDINGS

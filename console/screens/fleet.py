@@ -105,6 +105,7 @@ class FleetScreen(ConsoleScreen):
             aside.append((f" ◆ {marked} marked ", "mark"))
         if self._filter.terms:
             aside.append((f" filter {self._filter.text}: {len(self.selection.shown)} shown ", "accent"))
+        aside += [(f" rollout {name} {state.phase.value} ", "accent") for name, state in app.rollouts.carried.items()]
         if app.read_only:
             aside.append((" read only ", "accent"))
         counts = Counter(self._statuses.values())
@@ -270,6 +271,11 @@ class FleetScreen(ConsoleScreen):
         from console.screens.history import HistoryScreen
 
         self.app.push_screen(HistoryScreen())
+
+    def action_rollout(self) -> None:
+        from console.screens.rollout import RolloutScreen
+
+        self.app.push_screen(RolloutScreen())
 
     def action_warm(self) -> None:
         from console.screens.launch import LaunchScreen

@@ -35,6 +35,8 @@ class LineView(ScrollView):
         self._roles = RoleStyles(self)
         self._strips: dict[int, Strip] = {}
         self._strips_width = 0
+        self._follows = False
+        self._is_at_end = True
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -49,7 +51,6 @@ class LineView(ScrollView):
         fresh = tuple(cleaned(line, self.glyphs) for line in lines)
         if fresh == self._lines:
             return
-        at_end = self.is_vertical_scroll_end
         before, self._lines = self._lines, fresh
         for y in range(max(len(before), len(fresh))):
             old = before[y] if y < len(before) else None
@@ -59,10 +60,19 @@ class LineView(ScrollView):
                 self.refresh_line(y)
         width = max((width_of(line) for line in fresh), default=0) if self._wide else 0
         self.virtual_size = Size(width, len(fresh))
-        if follow and at_end:
+        self._follows = follow
+        self._follow()
+
+    def _follow(self) -> None:
+        if self._follows and self._is_at_end:
             self.scroll_end(animate=False, immediate=True, x_axis=False)
 
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._is_at_end = new_value >= self.max_scroll_y
+
     def on_resize(self) -> None:
+        self._follow()
         self.post_message(self.Resized())
 
     def notify_style_update(self) -> None:

@@ -18,6 +18,7 @@ from console.widgets.line_view import LineView
 from console.widgets.paint import plain
 from tests.console.ui import scenes
 from tests.console.ui.fake_fleet import FakeFleet
+from tests.console.ui.fake_rollouts import FakeRollouts
 
 DEADLINE_S = 10.0
 
@@ -26,7 +27,10 @@ def make_app(states: Iterable[NodeState] | None = None, **options: Any) -> Glowp
     """Return an app that has not been started; its clocks stand still."""
     fleet = FakeFleet(scenes.fleet() if states is None else states)
     options = {"title": "eu-prod", "zone": UTC, **options}
-    return GlowplugApp(fleet, clock_ns=lambda: scenes.NOW_MONO_NS, wall_clock_ns=lambda: scenes.NOW_WALL_NS, **options)
+    rollouts = options.pop("rollouts", None) or FakeRollouts()
+    return GlowplugApp(
+        fleet, rollouts, clock_ns=lambda: scenes.NOW_MONO_NS, wall_clock_ns=lambda: scenes.NOW_WALL_NS, **options
+    )
 
 
 def fake(app: GlowplugApp) -> FakeFleet:

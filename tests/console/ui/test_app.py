@@ -19,6 +19,7 @@ from console.screens.help import HelpScreen, help_lines
 from console.screens.history import HistoryScreen
 from console.screens.launch import LaunchScreen
 from console.screens.ports import ReadOnlyFleet
+from console.screens.rollout import RolloutScreen
 from console.screens.run import RunScreen
 from console.widgets.paint import plain
 from tests.console.ui import scenes
@@ -41,6 +42,7 @@ SCREENS: dict[Scope, type[ConsoleScreen]] = {
     Scope.LAUNCH: LaunchScreen,
     Scope.RUN: RunScreen,
     Scope.HISTORY: HistoryScreen,
+    Scope.ROLLOUT: RolloutScreen,
 }
 CHANGES = tuple(action for action in ACTIONS if action.changes)
 
@@ -75,7 +77,8 @@ def test_whatever_calls_a_host_to_act_is_marked_as_changing() -> None:
     """Read-only mode hangs on this mark: starting, cancelling and releasing have it."""
     assert {action.id for action in CHANGES} == {
         "fleet.warm", "fleet.cancel", "fleet.release", "fleet.park", "fleet.unpark", "launch.start", "run.cancel",
-        "run.release",
+        "run.release", "rollout.start", "rollout.pause", "rollout.resume", "rollout.promote", "rollout.promote_all",
+        "rollout.retry", "rollout.skip", "rollout.abort",
     }  # fmt: skip
 
 
@@ -91,6 +94,7 @@ async def test_read_only_mode_takes_every_changing_action_away(action: object) -
             Scope.FLEET: lambda: fleet_screen(app),
             Scope.LAUNCH: lambda: LaunchScreen(("gpu-eu-01",)),
             Scope.RUN: lambda: RunScreen("gpu-eu-02", "7f3a12cd0002"),
+            Scope.ROLLOUT: RolloutScreen,
         }[action.scope]()  # type: ignore[attr-defined]
         if screen is not app.screen:
             app.push_screen(screen)

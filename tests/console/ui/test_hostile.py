@@ -22,14 +22,16 @@ from console.screens.fleet import FleetScreen
 from console.screens.history import HistoryScreen
 from console.screens.launch import LaunchScreen
 from console.screens.prompt import PromptScreen
+from console.screens.rollout import RolloutScreen
 from console.screens.run import RunScreen
 from console.state import NodeState
 from console.widgets.glyphs import ASCII, TEXT_LIMIT, UNICODE
 from remote_agent.protocol.messages import ModelSource, Recipe
-from tests.console.ui import scenes
+from tests.console.ui import rollout_scenes, scenes
 from tests.console.ui.asking import asking
 from tests.console.ui.driving import fake, make_app, press, settle, until
 from tests.console.ui.fake_fleet import FakeFleet, FakeHistory, run_row, stage_rows
+from tests.console.ui.fake_rollouts import FakeRollouts
 
 T = TypeVar("T")
 
@@ -139,6 +141,7 @@ async def test_nothing_raw_reaches_the_terminal_from_any_screen(group: str, asci
     prompts = asking(Prompt(payload, (payload,), (payload,), fields, payload))
     app = make_app((), title=payload, ascii=ascii_only, prompts=prompts)
     app.fleet = hostile_fleet(payload)
+    app.rollouts = FakeRollouts([rollout_scenes.hostile(payload)])
     app.driver_class = RecordingDriver
     visited = Visit(app)
 
@@ -207,6 +210,7 @@ class Visit:
         app.push_screen(HistoryScreen())
         await self._press(pilot, "down", "down")
         await self._press(pilot, "enter", "escape", "escape")
+        await self._rollout(pilot)
         app.push_screen(LaunchScreen(fleet.nodes[:2]))
         await self._press(pilot, "enter")
         await self._press(pilot, "y")
@@ -214,6 +218,26 @@ class Visit:
         await self._press(pilot, "escape", "ctrl+p", *"go to")
         await self._press(pilot, "escape", "question_mark", "escape")
         assert isinstance(app.screen, FleetScreen)
+
+    async def _rollout(self, pilot: Pilot[int]) -> None:
+        """Cells, reasons, gates, the timeline; dialogs that name nodes; the answer to a verb."""
+        app = self._app
+        rollouts = app.rollouts
+        assert isinstance(rollouts, FakeRollouts)
+        view = rollouts.views[0]
+        rollouts.answer = (True, view.row.name)
+        rollouts.names = (view.row.name,)
+        app.push_screen(RolloutScreen())
+        await self._press(pilot, "down", "down")
+        assert isinstance(app.screen, RolloutScreen)
+        assert app.screen.view is not None
+        await self._press(pilot, "s", "escape", "n")
+        await self._press(pilot, "escape", "o")
+        await self._press(pilot, "escape", "x")
+        await self._press(pilot, "y")
+        await until(lambda: bool(rollouts.asked), pilot)
+        app.clear_notifications()
+        await self._press(pilot, "ctrl+c", "escape")
 
     async def _runs(self, pilot: Pilot[int]) -> None:
         fleet = fake(self._app)

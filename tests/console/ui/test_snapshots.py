@@ -14,8 +14,10 @@ from textual.pilot import Pilot
 
 from console.app import GlowplugApp
 from console.screens.run import RunScreen
+from tests.console.ui import rollout_scenes
 from tests.console.ui.asking import FACTORS, HOST_KEY, PASSWORD, STOP, asking
 from tests.console.ui.driving import make_app, press, settle, until
+from tests.console.ui.fake_rollouts import FakeRollouts
 
 pytestmark = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11) and "CI" not in os.environ,
@@ -43,15 +45,28 @@ PICTURES = {
     "prompt 40x12": ((40, 12), (), {"prompts": asking(HOST_KEY, PASSWORD)}),
     "prompt ascii": ((80, 24), (), {"prompts": asking(FACTORS), "ascii": True}),
     "prompt stopped": ((80, 24), (), {"prompts": asking(STOP)}),
+    "rollout": ((120, 40), ("o", "down"), {}),
+    "rollout light": ((120, 40), ("o",), {"theme": "glowplug-light"}),
+    "rollout paused 80x24 ascii": ((80, 24), ("o",), {"ascii": True}),
+    "rollout 40x12": ((40, 12), ("o", "down"), {}),
+    "rollout of 300": ((120, 40), ("o", *["pagedown"] * 4), {}),
     "help": ((120, 40), ("question_mark",), {}),
 }
+
+
+ROLLOUTS = {
+    "rollout paused 80x24 ascii": rollout_scenes.paused,
+    "rollout of 300": lambda: rollout_scenes.view(rollout_scenes.long(), timeline=rollout_scenes.long_timeline(20)),
+}
+"""What is shown where it is not the rollout with a bit of everything."""
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_screen_looks_as_it_did(name: str, snap_compare: Callable[..., bool]) -> None:
     """Glyphs, words, colours, places."""
     size, keys, options = PICTURES[name]
-    app: GlowplugApp = make_app(**options)
+    rollouts = FakeRollouts([ROLLOUTS.get(name, rollout_scenes.view)()])
+    app: GlowplugApp = make_app(rollouts=rollouts, **options)
 
     async def before(pilot: Pilot[int]) -> None:
         await settle(app, pilot)

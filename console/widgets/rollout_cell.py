@@ -1,0 +1,201 @@
+"""A node of a rollout as one line of its batch, a fold of several, and the head of a column. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from console.format import NS_PER_S, coarse_duration, counted, duration_text, percent_text
+from console.rollout.saved import run_uid
+from console.rollout.states import BackOut, NodeRow, NodeState
+from console.rollout.view import RolloutView
+from console.state import NodeState as FleetNode
+from console.state import RunView, elapsed_ns
+from console.widgets.node_view import node_status
+from console.widgets.paint import Line, Moment, Piece, cleaned, fit, spread, width_of
+from console.widgets.rollout_layout import Column, Item
+from console.widgets.stage_view import current_progress
+
+SIGNS: Mapping[NodeState, tuple[str, str]] = {
+    NodeState.PENDING: ("○", "waiting"),
+    NodeState.DRAINING: ("●", "running"),
+    NodeState.WARMING: ("●", "running"),
+    NodeState.VERIFYING: ("●", "running"),
+    NodeState.SHIFTING: ("●", "running"),
+    NodeState.READY: ("✔", "ready"),
+    NodeState.FAILED: ("✖", "failed"),
+    NodeState.SKIPPED: ("–", "muted"),
+    NodeState.UNKNOWN: ("?", "unknown"),
+}
+UNDER_WAY = "under way"
+COUNTED = ("ready", UNDER_WAY, "failed", "unknown", "skipped", "pending")
+_COUNT_SIGNS = {
+    **{state.value: sign for state, sign in SIGNS.items()},
+    UNDER_WAY: SIGNS[NodeState.WARMING],
+}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What cells are drawn from: the rollout, and the fleet's word on a node, None where it has none."""
+
+    view: RolloutView
+    node: Callable[[str], FleetNode | None]
+
+
+def count_states(nodes: tuple[NodeRow, ...]) -> Counter[str]:
+    """Return how many nodes are in which state, those on their way together."""
+    return Counter(UNDER_WAY if node.state.is_under_way else node.state.value for node in nodes)
+
+
+def count_pieces(counts: Counter[str], *, with_words: bool) -> list[Piece]:
+    """``✔ 12 ready  ● 3 under way``, without what there is none of."""
+    pieces: list[Piece] = []
+    for word in COUNTED:
+        if count := counts[word]:
+            sign, role = _COUNT_SIGNS[word]
+            pieces.append((f"{sign} {count} {word}  " if with_words else f"{sign} {count}  ", role))
+    return pieces
+
+
+def head_lines(column: Column, view: RolloutView, width: int, moment: Moment) -> tuple[Line, Line]:
+    """Return the two lines over a batch: which it is, and how its nodes stand."""
+    is_now = column.batch == view.state.batch and not view.state.phase.is_over
+    canary = "canary, " if column.batch == 0 and view.settings.rollout.canary is not None else ""
+    name: Piece = (f" batch {column.batch + 1}", "title" if is_now else "muted")
+    facts: Piece = (f"  {canary}{counted(len(column.nodes), 'node')}", "muted")
+    ends: list[Piece] = []
+    if column.batch + 1 in view.state.rules.pause_after and column.batch + 1 < view.batches:
+        ends.append((" then waits ", "muted"))
+    first = spread([name, facts], ends, width, moment.glyphs)
+    counts = count_states(column.nodes)
+    options = [[(" ", "text"), *count_pieces(counts, with_words=words)] for words in (True, False)]
+    fitting = next((one for one in options if width_of(cleaned(one, moment.glyphs)) <= width), options[-1])
+    return first, fit(fitting, width, moment.glyphs)
+
+
+def item_line(item: Item, scene: Scene, width: int, moment: Moment, *, is_selected: bool) -> Line:
+    """Return exactly ``width`` cells; a name is cropped last."""
+    if item.is_fold:
+        return fit([(" ", "text"), *_fold_pieces(item, scene)], width, moment.glyphs)
+    row = item.nodes[0]
+    sign, role = SIGNS[row.state]
+    if row.is_down and not row.state.is_over:
+        sign, role = "?", "unknown"
+    left: list[Piece] = [("▸" if is_selected else " ", "frame-selected"), (f"{sign} ", role)]
+    left.append((row.name, "frame-selected" if is_selected else "strong" if row.state.is_under_way else "text"))
+    used = width_of(cleaned(left, moment.glyphs))
+    for right in node_words(row, scene, moment):
+        if used + 2 + width_of(cleaned(right, moment.glyphs)) <= width:
+            return spread(left, right, width, moment.glyphs)
+    said = node_words(row, scene, moment)[0] if row.state.is_over else ()
+    return fit([*left, ("  ", "text"), *said], width, moment.glyphs)
+
+
+def is_live(row: NodeRow) -> bool:
+    """Whether its line changes by the clock alone."""
+    return row.state.is_under_way or row.state is NodeState.UNKNOWN or bool(row.attempt and not row.state.is_over)
+
+
+def _fold_pieces(item: Item, scene: Scene) -> list[Piece]:
+    state, count = item.nodes[0].state, len(item.nodes)
+    sign, role = SIGNS[state]
+    pieces: list[Piece] = [(f"{sign} {count} {state.value}", role)]
+    times = [scene.view.warm_ns[node.name] for node in item.nodes if node.name in scene.view.warm_ns]
+    if state is NodeState.READY and times:
+        pieces.append((f"  median {duration_text(statistics.median(times))}", "muted"))
+    return pieces
+
+
+def node_words(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
+    """Return what there is to say of a node beside its name, the longest first."""
+    if row.back_out is BackOut.ASKED:
+        return [[("is backed out", "running")]]
+    if row.back_out is BackOut.FAILED:
+        return [[("✖ still out of traffic", "failed")], [("✖ out", "failed")]]
+    words = _WORDS.get(row.state, _under_way)
+    return words(row, scene, moment)
+
+
+def _pending(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
+    wait_s = row.due_s - scene.view.now_s(moment.wall_ns)
+    if row.attempt and wait_s > 0:
+        return [[(f"again in {wait_s:.0f} s", "waiting")]]
+    if row.is_down:
+        return [[("out of reach", "unknown")]]
+    return [[("pending", "faint")], []]
+
+
+def _ready(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
+    wall_ns = scene.view.warm_ns.get(row.name)
+    if wall_ns is None:
+        return [[("ready", "ready")], []]
+    time: Piece = (duration_text(wall_ns), "text")
+    return [[("ready ", "ready"), time], [time]]
+
+
+def _failed(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
+    return [[(f"failed: {row.reason}" if row.reason else "failed", "failed")]]
+
+
+def _skipped(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
+    return [[(f"skipped: {row.skip_reason}", "muted")]]
+
+
+def _under_way(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
+    """The stage of its run, where the node is linked; else its state; and since when."""
+    state, run = linked_run(row, scene)
+    spent_ns = round(max(0.0, scene.view.now_s(moment.wall_ns) - row.since_s) * NS_PER_S)
+    word, role = row.state.value, "running"
+    if row.state is NodeState.UNKNOWN:
+        role = "unknown"
+    elif row.state is NodeState.VERIFYING:
+        word = _gate_words(row, scene.view)
+    elif row.hook is not None:
+        word = row.hook
+    elif state is not None and not state.is_known:
+        word, role = f"? {node_status(state).word}", "unknown"
+    elif state is not None and run is not None and not run.state.is_terminal:
+        word = _stage_words(run)
+        spent_ns = elapsed_ns(run, state, moment.mono_ns) or spent_ns
+    time: Piece = (coarse_duration(spent_ns), "text")
+    return [[(f"{word} ", role), time], [(word, role)], [time]]
+
+
+def linked_run(row: NodeRow, scene: Scene) -> tuple[FleetNode | None, RunView | None]:
+    """Return what the fleet has of a node, and of its attempt's run."""
+    state = scene.node(row.name)
+    uid = run_uid(scene.view.row.rollout_uid, row.name, row.attempt)
+    return state, state.runs.get(uid) if state is not None else None
+
+
+def _stage_words(run: RunView) -> str:
+    if not run.is_accepted:
+        return "waits for a place"
+    stage = run.current_stage
+    if stage is None:
+        return run.state.value
+    progress = current_progress(run, stage)
+    share = f" {percent_text(progress.done, progress.total)}" if progress is not None and progress.total else ""
+    return f"{stage.name}{share}"
+
+
+def _gate_words(row: NodeRow, view: RolloutView) -> str:
+    analysis = view.state.analysis
+    if analysis is None or row.name not in analysis.nodes:
+        return "warm"
+    open_gates = [gate for gate in analysis.gates if gate.verdict is None]
+    if not open_gates:
+        return "verifying"
+    gate = open_gates[0]
+    return f"gate {gate.gate + 1}, {gate.taken} of {view.state.rules.gates[gate.gate].count}"
+
+
+_WORDS: Mapping[NodeState, Callable[[NodeRow, Scene, Moment], list[list[Piece]]]] = {
+    NodeState.PENDING: _pending,
+    NodeState.READY: _ready,
+    NodeState.FAILED: _failed,
+    NodeState.SKIPPED: _skipped,
+}

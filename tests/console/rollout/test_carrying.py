@@ -1,0 +1,212 @@
+"""Rollouts that this console begins, carries out, takes over and steers: a real history, a world as a test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from console.config import parse
+from console.errors import HistoryError, UsageError
+from console.rollout import events as e
+from console.rollout.carrying import Carrier
+from console.rollout.effects import Outcome
+from console.rollout.states import NodeState, Phase
+from remote_agent.protocol.messages import Actor
+from tests.console.fake_host import eventually
+from tests.console.rollout.fakes import NAME, Desk, FakeEffects
+from tests.console.rollout.world import rules
+
+CONFIG = """
+[nodes.a]
+[nodes.b]
+[nodes.c]
+[recipes.llama]
+model = { path = "/models/llama" }
+[[rollout]]
+name = "pre-warm"
+selector = "all"
+recipe = "llama"
+canary = 1
+"""
+ANNA = Actor("anna", "laptop")
+
+
+class Console:
+    """A carrier over a history of its own; ``effects`` is the world of all its rollouts."""
+
+    def __init__(self, folder: Path, config: str = CONFIG) -> None:
+        self.history_file = folder / "history.db"
+        self.effects = FakeEffects()
+        self.reached: list[Sequence[str]] = []
+        config_file = folder / "fleet.toml"
+        self.carrier = Carrier(
+            parse(config, config_file), self.history_file, ANNA, lambda uid, settings: self.effects, self._reach
+        )
+
+    async def _reach(self, nodes: Sequence[str]) -> None:
+        self.reached.append(nodes)
+
+    async def start(self) -> str:
+        return await self.carrier.start(await self.carrier.plan(NAME))
+
+
+@pytest.fixture
+async def console(tmp_path: Path) -> AsyncIterator[Console]:
+    console = Console(tmp_path)
+    yield console
+    await console.carrier.close()
+
+
+@pytest.fixture
+async def desk(console: Console) -> AsyncIterator[Desk]:
+    """A rollout in the console's history that nobody carries out."""
+    with contextlib.closing(Desk(console.history_file, rules(), (("a",), ("b", "c")))) as desk:
+        yield desk
+
+
+async def ends(console: Console) -> None:
+    await eventually(lambda: not console.carrier.carried)
+
+
+async def test_a_rollout_is_planned_begun_and_carried_out_in_the_background(console: Console) -> None:
+    """Nodes are reached first; its end is a notice, and nobody has its lease after."""
+    assert await console.carrier.listed() == ()
+    uid = await console.start()
+    assert console.carrier.carried.keys() == {NAME}
+    await ends(console)
+    view = await console.carrier.read(uid)
+
+    assert console.reached == [["a", "b", "c"]]
+    assert view is not None
+    assert (view.state.phase, view.holder, view.row.actor_user) == (Phase.DONE, None, "anna")
+    assert [notice.text for notice in console.carrier.take_notices()] == [f"rollout {NAME} done: 3 ready"]
+    assert console.carrier.take_notices() == []
+
+
+async def test_a_second_one_of_the_same_name_is_refused(console: Console) -> None:
+    """In one line, and the first goes on."""
+    console.effects.held = {e.StartNode}
+    await console.start()
+    with pytest.raises(HistoryError, match=f"rollout {NAME} .* is running; resume or abort it"):
+        await console.start()
+    await console.effects.let_go(e.StartNode)
+    await ends(console)
+
+
+async def test_what_it_carries_out_is_steered_through_its_own_commands(console: Console) -> None:
+    """The answer is the controller's; a pause holds what is not begun."""
+    console.effects.held = {e.StartNode}
+    uid = await console.start()
+    await eventually(lambda: bool(console.effects.begun))
+    assert await console.carrier.ask(uid, "pause", {}) == (True, "paused")
+    view = await console.carrier.read(uid)
+    assert view is not None
+    assert (view.is_here, view.state.phase) == (True, Phase.PAUSED)
+    assert await console.carrier.ask(uid, "resume", {}) == (True, "it goes on")
+    await console.effects.let_go(e.StartNode)
+    await ends(console)
+
+
+async def test_one_that_another_process_carries_out_is_steered_from_here(console: Console, desk: Desk) -> None:
+    """Its lease stays where it is."""
+    effects = FakeEffects()
+    effects.held = {e.StartNode}
+    task = asyncio.ensure_future(desk.controller(effects, "elsewhere").run())
+    await eventually(lambda: bool(effects.begun))
+
+    assert await console.carrier.ask(desk.uid, "skip", {"node": "b", "reason": "bad disk"}) == (True, "b is skipped")
+    view = await console.carrier.read(desk.uid)
+    assert view is not None
+    assert (view.holder, view.is_here, console.carrier.carried) == ("elsewhere", False, {})
+    await effects.let_go(e.StartNode)
+    await task
+
+
+async def test_one_that_nobody_carries_out_becomes_this_consoles_when_resumed(console: Console, desk: Desk) -> None:
+    """After a pause, which needs nobody."""
+    assert await console.carrier.ask(desk.uid, "pause", {}) == (True, "paused")
+    assert console.carrier.carried == {}
+    assert await console.carrier.ask(desk.uid, "resume", {}) == (True, "it goes on")
+    await ends(console)
+
+    texts = [notice.text for notice in console.carrier.take_notices()]
+    assert texts == [
+        f"nobody carried out rollout {NAME}: this console does from here on",
+        f"rollout {NAME} done: 3 ready",
+    ]
+
+
+async def test_one_with_nodes_that_are_not_in_the_fleet_is_not_taken_over(tmp_path: Path) -> None:
+    """It stays free for whoever has them."""
+    console = Console(tmp_path, CONFIG.replace("[nodes.b]\n[nodes.c]\n", ""))
+    with contextlib.closing(Desk(console.history_file, rules(), (("a",), ("b", "c")))) as desk:
+        with pytest.raises(UsageError, match="has node b and 1 more, which this fleet has not"):
+            await console.carrier.ask(desk.uid, "resume", {})
+        await console.carrier.close()
+
+        assert desk.read().row.lease is None
+
+
+async def test_closing_pauses_what_it_carries_out_and_waits_for_hooks(console: Console, desk: Desk) -> None:
+    """As Ctrl-C does in the verb: a warm-up is called off, a hook is not, and the next controller may come at once."""
+    console.effects.held = {e.RunHook}
+    await console.carrier.ask(desk.uid, "resume", {})
+    await eventually(lambda: any(isinstance(one, e.RunHook) for one in console.effects.begun))
+    closing = asyncio.ensure_future(console.carrier.close())
+    await eventually(lambda: desk.state().phase is Phase.PAUSED)
+    assert not closing.done()
+    await console.effects.let_go(e.RunHook)
+    await closing
+
+    assert desk.state().reason == "interrupted"
+    assert desk.read().row.lease is None
+    assert not any(isinstance(one, e.RunHook) for one in console.effects.called_off)
+
+
+async def test_in_a_hurry_no_hook_is_waited_for(console: Console, desk: Desk) -> None:
+    """It is killed, and the lease is given back all the same."""
+    console.effects.held = {e.RunHook}
+    await console.carrier.ask(desk.uid, "resume", {})
+    await eventually(lambda: any(isinstance(one, e.RunHook) for one in console.effects.begun))
+    closing = asyncio.ensure_future(console.carrier.close())
+    await eventually(lambda: desk.state().phase is Phase.PAUSED)
+    console.carrier.hurry()
+    await closing
+
+    assert any(isinstance(one, e.RunHook) for one in console.effects.called_off)
+    assert desk.read().row.lease is None
+
+
+async def test_a_mistake_of_ours_ends_that_rollouts_controller_and_is_said(console: Console) -> None:
+    """The console goes on, and the rollout can be resumed."""
+
+    def broken() -> dict[str, str | None]:
+        raise RuntimeError("odd")
+
+    console.effects.held = {e.StartNode}
+    uid = await console.start()
+    console.effects.down = broken  # type: ignore[method-assign]
+    await ends(console)
+    view = await console.carrier.read(uid)
+
+    assert view is not None
+    assert view.holder is None
+    assert [(one.text, one.is_bad) for one in console.carrier.take_notices()] == [
+        (f"rollout {NAME} stopped: internal error: RuntimeError: odd", True)
+    ]
+
+
+async def test_a_node_that_failed_makes_its_notices_stand_out(console: Console) -> None:
+    """Whatever screen is open."""
+    console.effects.answers[e.StartNode] = [Outcome(e.NodeReached("a", 1, NodeState.FAILED, "no memory"))]
+    await console.start()
+    await ends(console)
+    notices = console.carrier.take_notices()
+
+    assert [(one.text, one.is_bad) for one in notices] == [
+        (f"rollout {NAME} aborted: 1 failed, max_failures 1: a", True)
+    ]
