@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tests.end_to_end.haproxy import LoadBalancer
 
-PACE_S, PACE_OF_STEPS_S = 0.15, 0.04
+PACE_S, PACE_OF_STEPS_S = 0.25, 0.05
 """Between two requests, and while a server has a part of its weight: then shares are to be seen."""
 
 _DRAINED = 0x01 | 0x04 | 0x08
