@@ -24,6 +24,18 @@ class Locations:
     known_hosts_file: Path
     cache_directory: Path
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """What has another Glowplug, started from wherever, use the same places."""
+        places = {
+            "GLOWPLUG_CONFIG": self.config_file,
+            "GLOWPLUG_HISTORY": self.history_file,
+            "GLOWPLUG_LOG": self.log_file,
+            "GLOWPLUG_STATE": self.state_directory,
+            "GLOWPLUG_CACHE": self.cache_directory,
+        }
+        return {name: str(place.absolute()) for name, place in places.items()}
+
 
 def locations(
     environ: Mapping[str, str],

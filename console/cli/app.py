@@ -46,7 +46,7 @@ def show(
 
     return run_app(
         fleet,
-        carrier_of(fleet, context.locations.history_file, current_actor(), context.environ),
+        carrier_of(fleet, context.locations.history_file, current_actor(), context.program_environ),
         title=title,
         read_only=read_only,
         ascii=ascii,

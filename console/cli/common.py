@@ -71,6 +71,11 @@ class Context:
             links=real_links(Gate.create(self.locations, self.environ), prompts),
         )
 
+    @property
+    def program_environ(self) -> dict[str, str]:
+        """The environment of programs that the operator names: a `glowplug` of theirs is at the same places."""
+        return {**self.environ, **self.locations.environ}
+
     def start_log(self) -> None:
         """Write this process's log to its file; without one where it can't be written."""
         start_log(self.locations)

@@ -52,7 +52,7 @@ def start(context: Context, name: str, at: str | None, every: str | None, as_jso
     """Carry out rollout NAME in this terminal, to its end; progress is told on stderr.
 
     While it waits for you, the other verbs reach it from another terminal. Ctrl-C pauses it and ends this: what runs
-    on nodes goes on there, hooks that move traffic are waited for (once more, and they are killed), and
+    on nodes goes on there, hooks that move traffic are waited for (once more, and they are ended), and
     `glowplug rollout resume NAME` takes it up again.
 
     With --at or --every it is planned and begun when it is time, as `glowplug warm --help` says of these; fleet.toml is

@@ -55,7 +55,7 @@ class Foreground:
         self._name = planned.rollout.name
         async with self._context.fleet(config, [node.name for node in planned.nodes]) as fleet:
             await until_reached_or_not(fleet, fleet.nodes)
-            effects = FleetEffects(fleet, uid, settings, self._context.environ)
+            effects = FleetEffects(fleet, uid, settings, self._context.program_environ)
             down = [node for node, reason in effects.down().items() if reason is not None]
             create(self._store, uid, planned, settings, current_actor(), down)
             say(f"rollout {self._name} ({short_uid(uid)})")
@@ -72,7 +72,7 @@ class Foreground:
 
         async def work() -> RolloutState:
             async with self._context.fleet(config, names) as fleet:
-                effects = FleetEffects(fleet, row.rollout_uid, settings, self._context.environ)
+                effects = FleetEffects(fleet, row.rollout_uid, settings, self._context.program_environ)
                 actor = current_actor()
                 self._store.take(row.rollout_uid)
                 self._store.ask(row.rollout_uid, (actor.user, actor.host), verb, arguments)

@@ -1,7 +1,8 @@
 """``python -IS guard.py ARGV…``: a program that does not outlive whoever waits for it.
 
-Standard input is the lifeline: once it ends, in whatever way, the program's whole process group is killed. How the
-program ends is how this ends, by the same signal too; 127 where it can't be started. Needs nothing else of Glowplug.
+Standard input is the lifeline: once it ends, in whatever way, the program's whole process group gets SIGTERM, so that
+it can put back what it was changing, and after `GRACE_S` SIGKILL. How the program ends is how this ends, by the same
+signal too; 127 where it can't be started. Needs nothing else of Glowplug.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 CANNOT_START = 127
+GRACE_S = 3.0
+"""Well below a lease: a program of a console that was killed is gone before the next controller begins."""
+
+LOOK_S = 0.02
 
 
 def main(argv: list[str]) -> int:
@@ -21,14 +27,25 @@ def main(argv: list[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"{argv[0]}: {getattr(error, 'strerror', None) or error}", file=sys.stderr, flush=True)
         return CANNOT_START
-    threading.Thread(target=_kill_at_end_of_line, args=(program.pid,), daemon=True).start()
-    return program.wait()
+    is_cut = threading.Event()
+    ending = threading.Thread(target=_end_at_end_of_line, args=(program.pid, is_cut), daemon=True)
+    ending.start()
+    code = program.wait()
+    if is_cut.is_set():  # what it started may still be putting back
+        ending.join()
+    return code
 
 
-def _kill_at_end_of_line(group: int) -> None:
+def _end_at_end_of_line(group: int, is_cut: threading.Event) -> None:
     while os.read(0, 4096):
         pass
+    is_cut.set()
     try:
+        os.killpg(group, signal.SIGTERM)
+        until_s = time.monotonic() + GRACE_S
+        while time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+            os.killpg(group, 0)
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
         pass

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Self
 
 from console.clean import clean_lines
-from console.rollout.guard import CANNOT_START
+from console.rollout.guard import CANNOT_START, GRACE_S
 from console.transports.base import unbroken
 
 RETRY_CODE = 75
 RETRY_PAUSE_S = 1.0
 OUTPUT_BYTES = 32 << 10
 OUTPUT_LINES = 200
-END_S = 5.0
+END_S = GRACE_S + 5.0
 _GUARD = Path(__file__).with_name("guard.py")
 
 
@@ -71,8 +71,8 @@ async def run_program(
 ) -> Ended:
     """Run a program until it ends with another code than 75, all tries together within ``timeout_s``.
 
-    Over its time, and when this is cancelled, its whole process group is killed before this returns. What a program
-    that ended by itself has left running is left alone.
+    Over its time, and when this is cancelled, its whole process group is ended before this returns: by SIGTERM, and by
+    SIGKILL what is left after a few seconds. What a program that ended by itself has left running is left alone.
     """
     began_s = time.monotonic()
     tries = 0
@@ -182,7 +182,7 @@ def _reason(code: int | None, output: Sequence[str], timeout_s: float, tries: in
     if code == 0:
         return ""
     if code is None:
-        how = f"took over {timeout_s:g} s and was killed"
+        how = f"took over {timeout_s:g} s and was ended"
     elif code == CANNOT_START:
         how = "could not be started"
     elif code < 0:

@@ -42,6 +42,20 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_platform(tmp_path: P
     assert by_flag.log_file == tmp_path / "env.log"
 
 
+def test_a_program_finds_the_same_places_wherever_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its environment, whatever a flag, a variable or a relative path said here."""
+    monkeypatch.chdir(tmp_path)
+    found = locations({"GLOWPLUG_STATE": "state", "GLOWPLUG_CACHE": "/c"}, config="fleet.toml")
+    there = locations(found.environ)
+
+    assert there.config_file == tmp_path / "fleet.toml"
+    assert there.known_hosts_file == tmp_path / "state/known_hosts"
+    assert (there.history_file, there.log_file) == (found.history_file, tmp_path / "state/glowplug.log")
+    assert there.cache_directory == Path("/c")
+
+
 def test_an_empty_variable_counts_as_none() -> None:
     """`GLOWPLUG_CONFIG=` does not make the current directory a configuration."""
     assert locations({"GLOWPLUG_CONFIG": ""}) == locations({})

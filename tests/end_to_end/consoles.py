@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from console.demo import RECIPE, EmbeddedFleet
@@ -20,17 +20,24 @@ SLOW = ("slow-1", "slow-2")
 
 
 class Console:
-    """``glowplug ARGV…`` as a process of its own, its progress readable while it works."""
+    """``glowplug ARGV…`` as a process of its own, its progress readable while it works; or another ``program``."""
 
-    def __init__(self, *argv: str) -> None:
+    def __init__(
+        self,
+        *argv: str,
+        program: tuple[str, ...] = (sys.executable, "-m", "console"),
+        directory: Path = REPOSITORY,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.lines: list[str] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "console", *argv],
+            [*program, *argv],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            cwd=REPOSITORY,
+            cwd=directory,
+            env=environ,
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

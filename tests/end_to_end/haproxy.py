@@ -13,6 +13,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Self
 
 from console.errors import HookRetry
 from console.hooks.haproxy.admin_socket import AdminSocket
@@ -77,47 +78,20 @@ class Answers:
                 self._counts[answer] += 1
 
 
-class HAProxy:
-    """One load balancer whose backend is called `BACKEND`; ``servers`` maps each name to its port on this machine.
+class LoadBalancer:
+    """HAProxy with a configuration as it is written, which opens ``admin`` and takes requests at ``port`` here.
 
-    ``options``: more words behind ``server NAME ADDRESS``. The answer of a server to ``check_path`` is its health;
-    the body of its answer to anything else is counted as its name.
+    ``directory`` is its own, and goes with it.
     """
 
-    def __init__(
-        self,
-        servers: Mapping[str, int],
-        *,
-        options: str = "check weight 100",
-        check_path: str = "/health",
-        level: str = "admin",
-        algorithm: str = "roundrobin",
-        global_lines: str = "",
-        defaults_lines: str = "",
-    ) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="haproxy-"))  # a socket's path has at most 107 bytes
-        self.admin, self.admin_port = self.directory / "admin.sock", free_port()
-        self.port = free_port()
-        self._master = self.directory / "master.sock"
-        self._log, self._config = self.directory / "haproxy.log", self.directory / "haproxy.cfg"
-        lines = (f"  server {name} 127.0.0.1:{port} {options}" for name, port in servers.items())
-        self._config.write_text(
-            _CONFIG.format(
-                admin=self.admin,
-                admin_port=self.admin_port,
-                level=level,
-                port=self.port,
-                backend=BACKEND,
-                check_path=check_path,
-                servers="\n".join(lines),
-                global_lines=global_lines,
-                defaults_lines=defaults_lines,
-                algorithm=algorithm,
-            )
-        )
+    def __init__(self, directory: Path, config: str, admin: Path, port: int, backend: str) -> None:
+        self.directory, self.admin, self.port, self._backend = directory, admin, port, backend
+        self._master = directory / "master.sock"
+        self._log, self._config = directory / "haproxy.log", directory / "haproxy.cfg"
+        self._config.write_text(config)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> HAProxy:
+    def __enter__(self) -> Self:
         try:
             return self.start()
         except BaseException:
@@ -131,7 +105,7 @@ class HAProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> HAProxy:
+    def start(self) -> Self:
         """Return once it takes requests and its servers have had their first checks."""
         argv = [need("haproxy", "haproxy"), "-W", "-db", "-S", str(self._master), "-f", str(self._config)]
         with self._log.open("ab") as log:
@@ -161,8 +135,58 @@ class HAProxy:
         return AdminSocket(str(self.admin)).ask(command).decode()
 
     def server(self, name: str) -> Server:
-        """Return what HAProxy says of a server."""
-        return Place(AdminSocket(str(self.admin)), f"{BACKEND}/{name}").look()
+        """Return what HAProxy says of a server of the backend."""
+        return Place(AdminSocket(str(self.admin)), f"{self._backend}/{name}").look()
+
+    def _answering(self) -> int | None:
+        """Return the process that takes requests and answers on the admin socket; None while there is none."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.log()
+        try:
+            # The master has signals ignored until it answers: a reload would be lost.
+            if b"worker" not in AdminSocket(str(self._master)).ask("show proc;quit"):
+                return None
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+            lines = self.ask("show info").splitlines()
+        except (OSError, HookRetry):
+            return None
+        return next((int(line[5:]) for line in lines if line.startswith("Pid: ")), None)
+
+
+class HAProxy(LoadBalancer):
+    """One load balancer whose backend is called `BACKEND`; ``servers`` maps each name to its port on this machine.
+
+    ``options``: more words behind ``server NAME ADDRESS``. The answer of a server to ``check_path`` is its health;
+    the body of its answer to anything else is counted as its name.
+    """
+
+    def __init__(
+        self,
+        servers: Mapping[str, int],
+        *,
+        options: str = "check weight 100",
+        check_path: str = "/health",
+        level: str = "admin",
+        algorithm: str = "roundrobin",
+        global_lines: str = "",
+        defaults_lines: str = "",
+    ) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="haproxy-"))  # a socket's path has at most 107 bytes
+        admin, port, self.admin_port = directory / "admin.sock", free_port(), free_port()
+        lines = (f"  server {name} 127.0.0.1:{at} {options}" for name, at in servers.items())
+        config = _CONFIG.format(
+            admin=admin,
+            admin_port=self.admin_port,
+            level=level,
+            port=port,
+            backend=BACKEND,
+            check_path=check_path,
+            servers="\n".join(lines),
+            global_lines=global_lines,
+            defaults_lines=defaults_lines,
+            algorithm=algorithm,
+        )
+        super().__init__(directory, config, admin, port, BACKEND)
 
     def count(self, requests: int, path: str = "/") -> Counter[str]:
         """Return how many of so many requests, one after the other, each server answered; ``502`` where none did."""
@@ -182,17 +206,3 @@ class HAProxy:
                 return str(error.code)
         except OSError as error:
             return type(error).__name__
-
-    def _answering(self) -> int | None:
-        """Return the process that takes requests and answers on the admin socket; None while there is none."""
-        assert self._process is not None
-        assert self._process.poll() is None, self.log()
-        try:
-            # The master has signals ignored until it answers: a reload would be lost.
-            if b"worker" not in AdminSocket(str(self._master)).ask("show proc;quit"):
-                return None
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
-            lines = self.ask("show info").splitlines()
-        except (OSError, HookRetry):
-            return None
-        return next((int(line[5:]) for line in lines if line.startswith("Pid: ")), None)

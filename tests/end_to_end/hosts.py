@@ -126,20 +126,21 @@ class Workstation:
         _write_command(commands / "glowplug", f'PYTHONPATH={REPOSITORY} exec {sys.executable} -P -m console "$@"')
         places = {f"XDG_{kind}_HOME": str(directory / kind.lower()) for kind in ("CONFIG", "DATA", "STATE", "CACHE")}
         path = f"{commands}:{os.environ['PATH']}"
-        self._environment = {**os.environ, **places, "HOME": str(directory), "PATH": path, "SSH_AUTH_SOCK": ""}
+        self.environ = {**os.environ, **places, "HOME": str(directory), "PATH": path, "SSH_AUTH_SOCK": ""}
 
     @property
     def config(self) -> Path:
         return self.directory / "config" / "glowplug" / "fleet.toml"
 
     def know(self, host: OwnHost, alias: str) -> None:
-        """Write ``host`` into ssh's configuration; its key is taken at the first login, as if confirmed there."""
+        """Add ``host`` to ssh's configuration; its key is taken at the first login, as if confirmed there."""
         server = host.sshd
-        self.ssh_config.write_text(
-            f"Host {alias}\n  HostName 127.0.0.1\n  Port {server.port}\n  User {getpass.getuser()}\n"
-            f"  IdentityFile {server.user_key}\n  IdentitiesOnly yes\n"
-            f"  UserKnownHostsFile {self.known_hosts}\n  StrictHostKeyChecking accept-new\n"
-        )
+        with self.ssh_config.open("a") as file:
+            file.write(
+                f"Host {alias}\n  HostName 127.0.0.1\n  Port {server.port}\n  User {getpass.getuser()}\n"
+                f"  IdentityFile {server.user_key}\n  IdentitiesOnly yes\n"
+                f"  UserKnownHostsFile {self.known_hosts}\n  StrictHostKeyChecking accept-new\n"
+            )
 
     def shell(self, script: str) -> Said:
         """Run a script as a person would type it here, until its first command that fails."""
@@ -156,7 +157,7 @@ class Workstation:
         ended = subprocess.run(
             argv,
             cwd=self.directory,
-            env=self._environment,
+            env=self.environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -24,7 +24,9 @@ def write_rollout(config: Path, folder: Path) -> Path:
     """Return a fleet.toml with a rollout whose gate passes once the file ``fixed`` is there."""
     hook = folder / "hook"
     hook.write_text(
-        f'#!/bin/sh\necho "$GLOWPLUG_ROLLOUT_PHASE $GLOWPLUG_ROLLOUT_ATTEMPT" >> {shlex.quote(str(folder))}/hooks\n'
+        f"#!/bin/sh\ncd {shlex.quote(str(folder))}\n"
+        'echo "$GLOWPLUG_ROLLOUT_PHASE $GLOWPLUG_ROLLOUT_ATTEMPT" >> hooks\n'
+        'echo "$GLOWPLUG_CONFIG $GLOWPLUG_HISTORY" > places\n'
     )
     hook.chmod(0o755)
     argv = f"{{ argv = [{json.dumps(str(hook))}] }}"
@@ -58,6 +60,7 @@ def test_a_canary_fails_its_gate_is_fixed_and_comes_through_over_three_controlle
     assert started.end()[0] == 130
     started.until_said(f"glowplug rollout resume {NAME}")
     assert hooks.read_text() == "before_shift 1\non_abort 1\n"
+    assert (tmp_path / "places").read_text() == f"{places[1]} {places[3]}\n"
 
     (tmp_path / "fixed").touch()
     retried = Console(*places, "rollout", "retry", NAME, "demo-1")

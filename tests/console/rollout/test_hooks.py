@@ -92,13 +92,33 @@ async def test_75_without_end_is_a_failure_once_the_time_is_over(tmp_path: Path)
     assert ended.tries > 1 or ended.code is None
 
 
-async def test_out_of_time_the_whole_group_is_killed(tmp_path: Path) -> None:
+async def test_out_of_time_the_whole_group_is_ended(tmp_path: Path) -> None:
     """What the program started as well."""
     argv = script(tmp_path, f"sleep 300 & echo $! > {tmp_path}/child; echo begun; wait")
     ended = await run_program(argv, os.environ, 2.0)
     child = int((tmp_path / "child").read_text())
 
-    assert (ended.code, ended.reason) == (None, "took over 2 s and was killed: begun")
+    assert (ended.code, ended.reason) == (None, "took over 2 s and was ended: begun")
+    soon(lambda: not lives(child), "its child lives")
+
+
+async def test_what_a_program_changed_it_may_put_back_though_it_was_started_by_a_shell(tmp_path: Path) -> None:
+    """SIGTERM comes first, to all of the group; nobody waits for the shell alone, which ends at once."""
+    inner = tmp_path / "inner"
+    inner.write_text('#!/bin/sh\ntrap "sleep 0.3; echo put back; exit 1" TERM\necho begun\nsleep 300 & wait\n')
+    inner.chmod(0o755)
+    ended = await run_program(script(tmp_path, f"{inner}; exit 1"), os.environ, 2.0)
+
+    assert (ended.code, ended.reason) == (None, "took over 2 s and was ended: put back")
+
+
+async def test_a_program_that_does_not_heed_sigterm_is_killed(tmp_path: Path) -> None:
+    """After a few seconds, with what it started."""
+    argv = script(tmp_path, f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; wait; sleep 300")
+    ended = await run_program(argv, os.environ, 1.0)
+    child = int((tmp_path / "child").read_text())
+
+    assert ended.code is None
     soon(lambda: not lives(child), "its child lives")
 
 
