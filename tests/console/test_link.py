@@ -53,6 +53,14 @@ async def test_login_noise_before_the_mark_is_passed_over(tmp_path: Path) -> Non
         await soon(connected(kept), "connected")
 
 
+async def test_a_heartbeat_in_one_piece_with_the_answer_to_hello_is_no_fault(tmp_path: Path) -> None:
+    """As it comes over a network that holds packets back."""
+    async with linked(node("beat with hello"), tmp_path) as (_, kept):
+        await soon(connected(kept), "connected")
+
+    assert [state.status for state in kept.states] == [LinkStatus.CONNECTING, LinkStatus.CONNECTED, LinkStatus.IDLE]
+
+
 async def test_hostile_text_reaches_a_sink_cleaned_and_its_raw_form_as_ascii_json(tmp_path: Path) -> None:
     """Every text in hello, events and answers has passed `clean`; the raw JSON keeps it for the history."""
     async with linked(node("hostile"), tmp_path) as (link, kept):
