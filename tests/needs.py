@@ -23,3 +23,9 @@ def need(program: str, package: str, path: str = SYSTEM_PATH) -> str:
     if os.environ.get("CI"):
         pytest.fail(message)
     pytest.skip(message)
+
+
+def need_root(what: str) -> None:
+    """Leave a test out, in CI too, where another user than root runs it."""
+    if os.geteuid() != 0:
+        pytest.skip(f"needs root: {what}")
