@@ -121,6 +121,9 @@ class FilePath(click.Path):
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there.")
+parallel_option = click.option(
+    "--parallel", type=click.IntRange(1, 1000), help="Runs at one time; the configuration's by default."
+)
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 

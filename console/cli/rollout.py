@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 
 import db.errors
 from console.cli import rollout_verbs as verbs
-from console.cli.common import Context, emit, json_option
+from console.cli.common import Context, emit, json_option, parallel_option
 from console.config import Config, Node
 from console.errors import HistoryError
 from console.rollout.plan import Candidate, Plan, make_plan
@@ -30,9 +31,10 @@ for verb in (verbs.status, verbs.pause, verbs.resume, verbs.promote, verbs.retry
 
 @command.command("plan")
 @click.argument("name")
+@parallel_option
 @json_option
 @click.pass_obj
-def plan(context: Context, name: str, as_json: bool) -> int:
+def plan(context: Context, name: str, parallel: int | None, as_json: bool) -> int:
     """Show what rollout NAME would do: batches, nodes in order, gates, and what each is expected to take.
 
     From fleet.toml and this machine's history alone: no node is asked. A node's tier is the one that its last ready
@@ -40,7 +42,7 @@ def plan(context: Context, name: str, as_json: bool) -> int:
 
     Exit codes: 0 shown, 2 no such rollout, a selector that names no node, or a mistake in fleet.toml.
     """
-    planned = _planned(context, context.load_config(), name)
+    planned = _planned(context, context.load_config(), name, parallel)
     if as_json:
         emit(plan_document(planned))
     else:
@@ -51,9 +53,10 @@ def plan(context: Context, name: str, as_json: bool) -> int:
 
 @command.command("start")
 @click.argument("name")
+@parallel_option
 @json_option
 @click.pass_obj
-def start(context: Context, name: str, as_json: bool) -> int:
+def start(context: Context, name: str, parallel: int | None, as_json: bool) -> int:
     """Carry out rollout NAME in this terminal, to its end; progress is told on stderr.
 
     While it waits for you, the other verbs reach it from another terminal. Ctrl-C pauses it and ends this: what runs
@@ -64,14 +67,14 @@ def start(context: Context, name: str, as_json: bool) -> int:
     of these nodes is not over, 4 aborted, 130 interrupted.
     """
     config = context.load_config()
-    return verbs.start_planned(context, config, _planned(context, config, name), as_json)
+    return verbs.start_planned(context, config, _planned(context, config, name, parallel), as_json)
 
 
-def _planned(context: Context, config: Config, name: str) -> Plan:
+def _planned(context: Context, config: Config, name: str, parallel: int | None) -> Plan:
     rollout = config.rollout(name)
     nodes = config.select(rollout.selectors)
     candidates = _candidates(context, nodes, rollout.recipe, recipe_hash(config.recipe(rollout.recipe)))
-    return make_plan(rollout, candidates, config.defaults.parallel)
+    return make_plan(rollout, candidates, parallel or config.defaults.parallel, config.storage_groups)
 
 
 def _candidates(context: Context, nodes: Sequence[Node], recipe: str, hashed: str) -> list[Candidate]:
@@ -80,7 +83,7 @@ def _candidates(context: Context, nodes: Sequence[Node], recipe: str, hashed: st
         with History(context.locations.history_file) as history:
             return [_candidate(history, node, recipe, hashed) for node in nodes]
     except db.errors.NoHistoryError:
-        return [Candidate(node.name, node.tags) for node in nodes]
+        return [Candidate(node.name, node.tags, storage_group=node.storage_group) for node in nodes]
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error
 
@@ -91,6 +94,5 @@ def _candidate(history: History, node: Node, recipe: str, hashed: str) -> Candid
         if run.recipe_hash == hashed and run.tier_to in [one.value for one in Tier]:
             tier = Tier(run.tier_to)
     median = history.baseline(node.name, hashed, tier.value)
-    if median is None:
-        return Candidate(node.name, node.tags, tier)
-    return Candidate(node.name, node.tags, tier, median.wall_ns, median.count)
+    known = Candidate(node.name, node.tags, tier, storage_group=node.storage_group)
+    return known if median is None else replace(known, wall_ns=median.wall_ns, runs=median.count)

@@ -56,7 +56,8 @@ class Foreground:
         self._name = planned.rollout.name
 
         async def work() -> RolloutState:
-            async with self._context.fleet(config, [node.name for node in planned.nodes]) as fleet:
+            names = [node.name for node in planned.nodes]
+            async with self._context.fleet(config, names, planned.parallel) as fleet:
                 await _until_reached_or_not(fleet)
                 effects = FleetEffects(fleet, uid, settings, self._context.environ)
                 down = [node for node, reason in effects.down().items() if reason is not None]

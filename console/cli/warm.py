@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from console import report
-from console.cli.common import Context, confirm, emit, json_option, run_async, say, yes_option
+from console.cli.common import Context, confirm, emit, json_option, parallel_option, run_async, say, yes_option
 from console.cli.follow import Following
 from console.config import Config
 from console.format import counted, short_uid
@@ -17,7 +17,7 @@ from remote_agent.protocol.messages import Recipe
 @click.command("warm")
 @click.argument("recipe")
 @click.argument("node", nargs=-1, required=True)
-@click.option("--parallel", type=click.IntRange(1, 1000), help="Runs at one time; the configuration's by default.")
+@parallel_option
 @click.option("--wait/--no-wait", default=True, help="Wait until each run is over, or only until it is accepted.")
 @yes_option
 @json_option
