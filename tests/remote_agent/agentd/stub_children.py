@@ -399,6 +399,10 @@ def sampler(line: Line) -> None:
         time.sleep(0.05)
 
 
-if __name__ == "__main__":
+def main(argv: list[str]) -> None:
     verbs = {"preflight-child": preflight, "park-child": park, "worker": worker, "zygote": zygote, "sampler": sampler}
-    verbs[sys.argv[1]](Line(int(sys.argv[3])))
+    verbs[argv[0]](Line(int(argv[2])))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
