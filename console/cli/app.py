@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from console.cli.common import Context, ended_by_signals
 from console.errors import UsageError
 from console.fleet import Fleet
+from console.heap import settled_heap
 
 
 def open_console(context: Context, *, read_only: bool, ascii: bool, theme: str | None) -> int:
@@ -39,14 +40,15 @@ def show(
     """Show any fleet; ``runs_outlive`` is False where its hosts end with the console; ``watch`` as for `run_app`."""
     from console.app import run_app
 
-    return run_app(
-        fleet,
-        title=title,
-        read_only=read_only,
-        ascii=ascii,
-        theme=theme,
-        preferences=context.locations.state_directory / "preferences.json",
-        runs_outlive=runs_outlive,
-        watch=watch,
-        no_color=bool(context.environ.get("NO_COLOR")),
-    )
+    with settled_heap():
+        return run_app(
+            fleet,
+            title=title,
+            read_only=read_only,
+            ascii=ascii,
+            theme=theme,
+            preferences=context.locations.state_directory / "preferences.json",
+            runs_outlive=runs_outlive,
+            watch=watch,
+            no_color=bool(context.environ.get("NO_COLOR")),
+        )

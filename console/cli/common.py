@@ -22,6 +22,7 @@ import click
 from console.clean import clean
 from console.cli.streams import tell
 from console.errors import Aborted, Interrupted
+from console.heap import settled_heap
 from console.locations import Locations
 
 if TYPE_CHECKING:
@@ -189,7 +190,8 @@ def run_async(work: Coroutine[Any, Any, T], explain: Callable[[], str] = lambda:
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        return asyncio.run(guarded())
+        with settled_heap():
+            return asyncio.run(guarded())
     except asyncio.CancelledError:
         if not interrupted:
             raise

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class Sshd:
     """One server. ``shell``: argv prefix that gets ``-c COMMAND`` in place of the account's login shell.
 
     ``inside``: what stands before an argv that runs on the host of that ``address``; this machine by default.
+    ``environment``: what logins get; the start-up files of whoever runs the tests, which bash would read, stay out.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Sshd:
         options: tuple[str, ...] = (),
         address: str = "127.0.0.1",
         inside: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.port = directory, free_port()
@@ -91,11 +93,14 @@ class Sshd:
         prefix = f'command="{wrap}" ' if shell else ""
         (directory / "authorized_keys").write_text(prefix + public)
         (directory / "authorized_keys").chmod(0o600)
+        given = {"SHLVL": "1", **(environment or {})}  # bash takes itself for one that another shell started
+        settings = " ".join(f'"{name}={value}"' for name, value in given.items())
         lines = [
             f"Port {self.port}", f"ListenAddress {address}", f"HostKey {self.host_key}",
             f"AuthorizedKeysFile {directory / 'authorized_keys'}", f"PidFile {self._pid_file}",
             "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-            "PermitRootLogin yes", "AllowTcpForwarding yes", *options,
+            "PermitRootLogin yes", "AllowTcpForwarding yes",
+            f"SetEnv {settings}", *options,
         ]  # fmt: skip
         (directory / "sshd_config").write_text("\n".join(lines) + "\n")
         self.process: subprocess.Popen[bytes] | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
 import logging
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from console.errors import NodeUnreachable, RequestRefused
 from console.link import Timing, backoff_s
 from console.link_session import Session
 from console.state import LinkStatus
+from console.transports.base import Stream
+from console.transports.command import open_command
 from remote_agent.protocol.messages import Empty, Finding, Probe, RunUidParams, UnknownData
 from tests.console.links import QUICK, Kept, linked, soon
 from tests.console.sshd import stub_settings
@@ -334,6 +338,23 @@ async def test_an_outage_keeps_the_time_it_began_and_its_reason_through_every_tr
     assert len({state.since_s for state in down + again}) == 1
     assert all(state.reason == down[0].reason for state in again)
     assert all(state.retry_at_s is not None and state.retry_at_s > state.since_s for state in down)
+
+
+async def test_a_link_that_is_down_holds_nothing_of_the_connection_it_lost(tmp_path: Path) -> None:
+    """Its reason stays, without the stream that its traceback would keep."""
+    streams: list[weakref.ref[Any]] = []
+
+    async def opened(node: Node, token: str) -> Stream:
+        stream = await open_command(node, token)
+        streams.append(weakref.ref(stream))
+        return stream
+
+    slow = dataclasses.replace(QUICK, backoff_first_s=60.0, backoff_limit_s=60.0)
+    async with linked(node("half line"), tmp_path, open_stream=opened, timing=slow) as (link, kept):
+        await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "lost")
+        gc.collect()
+        assert [stream() for stream in streams] == [None]
+        assert link.error is not None
 
 
 async def test_an_error_of_our_own_is_logged_and_shown_but_never_raised(

@@ -54,8 +54,13 @@ class Site:
 
     def _sshd(self, directory: Path, host: Host, *options: str) -> Sshd:
         trusted = f"TrustedUserCAKeys {self.authority.with_suffix('.pub')}"
-        environment = f"SetEnv PYTHONPATH={REPOSITORY}"
-        server = Sshd(directory, address=host.address, inside=host.inside, options=(trusted, environment, *options))
+        server = Sshd(
+            directory,
+            address=host.address,
+            inside=host.inside,
+            options=(trusted, *options),
+            environment={"PYTHONPATH": str(REPOSITORY)},
+        )
         (directory / "authorized_keys").write_text("")
         certify = [ssh_keygen(), "-q", "-s", str(self.authority), "-I", "operator", "-n", "root"]
         subprocess.run([*certify, f"{server.user_key}.pub"], check=True, timeout=30)

@@ -52,8 +52,8 @@ class World:
         self.directory = directory
         self.history, self.config = directory / "history.db", directory / "fleet.toml"
         self.hooks, self.log = directory / "hooks", directory / "glowplug.log"
-        environment = f"SetEnv PYTHONPATH={REPOSITORY} {MARK}={os.environ.get(MARK, 'faults')}"
-        self.sshd = Sshd(directory / "sshd", options=(environment, "MaxStartups 100"))
+        environment = {"PYTHONPATH": str(REPOSITORY), MARK: os.environ.get(MARK, "faults")}
+        self.sshd = Sshd(directory / "sshd", options=("MaxStartups 100",), environment=environment)
         model = directory / "model.safetensors"
         model.write_bytes(b"weights")
         hook = directory / "hook"
@@ -104,7 +104,7 @@ class World:
     def _node_table(self, name: str) -> str:
         server = self.sshd
         return (
-            f"[nodes.{name}]\nhost = '127.0.0.1'\nport = {server.port}\nuser = 'root'\n"
+            f"[nodes.{name}]\nhost = '127.0.0.1'\nport = {server.port}\nconnect_timeout_s = 60\n"
             f"identity = {json.dumps(str(server.user_key))}\nknown_hosts = {json.dumps(str(server.known_hosts))}\n"
             f"python = {json.dumps(sys.executable)}\nagent = {json.dumps([host.__file__, str(self.orders(name))])}\n"
             f"state_directory = {json.dumps(str(self.state(name).root))}\n"
