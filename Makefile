@@ -8,13 +8,14 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { command -v $$python; break; }; \
 	done)
 
-.PHONY: help run test check format setup dist bench bench-gpu lock clean
+.PHONY: help run test check format setup dist bench bench-gpu faults lock clean
 
 help:
 	@echo 'make run      set up, then open the console on three nodes of this machine'
 	@echo 'make test     set up, then run the tests (PYTEST_ARGS="-k word" for some)'
 	@echo 'make check    formatting, lint, strict types, import contracts'
 	@echo 'make format   fix formatting and what lint can fix'
+	@echo 'make faults   200 rounds that kill and stop processes in runs and rollouts'
 	@echo 'make bench    the loader against safetensors on this CPU'
 	@echo 'make bench-gpu OUT=FOLDER    on a GPU host: every figure of docs/performance.md'
 	@echo 'make dist     both wheels and glowplug-agent.pyz, in dist/'
@@ -50,6 +51,11 @@ dist: setup
 
 bench: setup
 	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+ROUNDS ?= 200
+
+faults: setup
+	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out "$(OUT)")
 
 # The host's own Python, which has a torch for its GPU; .venv has one for CPUs.
 GPU_PYTHON ?= python3

@@ -22,6 +22,7 @@ from console.config_example import EXAMPLE
 from console.config_lines import hint, key_lines, line_of
 from console.config_nodes import Defaults, DefaultsTable, Node, NodeTable, build_defaults, build_nodes
 from console.config_rollouts import name_problems, rollout_tables
+from console.config_storage import storage_limits
 from console.errors import ConfigError, UsageError
 from console.rollout.settings import Rollout
 from remote_agent.protocol.codec import DecodeError, Problem, Unknown, decode
@@ -32,17 +33,27 @@ __all__ = ["EXAMPLE", "Config", "Defaults", "Node", "load", "parse"]
 T = TypeVar("T")
 
 SIZE_LIMIT_BYTES = 1 << 20
-_TABLES: dict[str, type] = {"defaults": DefaultsTable, "nodes": NodeTable, "recipes": Recipe, "rollout": Rollout}
+_TABLES: dict[str, type] = {
+    "defaults": DefaultsTable,
+    "nodes": NodeTable,
+    "recipes": Recipe,
+    "rollout": Rollout,
+    "storage_groups": dict,
+}
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole ``fleet.toml``; nodes in the file's order, every name that is referred to exists."""
+    """A whole ``fleet.toml``; nodes in the file's order, every name that is referred to exists.
+
+    ``storage_groups``: how many loads at one time, for each group that a node is in.
+    """
 
     nodes: tuple[Node, ...] = ()
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     defaults: Defaults = field(default_factory=Defaults)
     rollouts: tuple[Rollout, ...] = ()
+    storage_groups: Mapping[str, int] = field(default_factory=dict)
     path: Path = Path("fleet.toml")
 
     def node(self, name: str) -> Node:
@@ -135,6 +146,7 @@ def parse(text: str, path: Path) -> Config:
     }
     defaults = build_defaults(defaults_table, path.parent, problems)
     nodes = build_nodes(tables, defaults_table, path.parent, problems)
+    storage_groups = storage_limits(_table(raw, "storage_groups", problems, "a table [{}]"), nodes, problems)
     rollouts = [
         _decode_table(Rollout, value, f"rollout[{index}]", problems)
         for index, value in enumerate(rollout_tables(raw, problems))
@@ -145,7 +157,7 @@ def parse(text: str, path: Path) -> Config:
     problems += name_problems(rollouts, known_recipes)
     if problems:
         raise ConfigError(_describe(problems, text, path))
-    return Config(nodes, recipes, defaults, tuple(filter(None, rollouts)), path)
+    return Config(nodes, recipes, defaults, tuple(filter(None, rollouts)), storage_groups, path)
 
 
 def _read_toml(text: str, path: Path) -> dict[str, Any]:
@@ -160,11 +172,13 @@ def _read_toml(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError([clean(f"{path}: not TOML that can be read: {error}")]) from error
 
 
-def _table(raw: Mapping[str, Any], key: str, problems: list[Problem]) -> Mapping[str, Any]:
+def _table(
+    raw: Mapping[str, Any], key: str, problems: list[Problem], expected: str = "tables [{}.NAME]"
+) -> Mapping[str, Any]:
     value = raw.get(key, {})
     if isinstance(value, Mapping):
         return value
-    problems.append(Problem(key, f"expected tables [{key}.NAME]"))
+    problems.append(Problem(key, f"expected {expected.format(key)}"))
     return {}
 
 

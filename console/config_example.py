@@ -13,6 +13,7 @@ EXAMPLE = """\
 # agent = "/opt/glowplug-agent.pyz"  # by default ~/.local/share/glowplug/glowplug-agent.pyz, else python's own
 # tags = ["gpu"]                # for every node that names none
 # state_directory = "~/.local/state/glowplug-agent"
+# storage_group = "nas-1"       # nodes that load from one storage; see [storage_groups]
 # hold_budget = "80%"           # what warm models may take of each device, or "60 GB"; more is refused or makes room
 python = "python3"              # the host's own GPU Python, or an argv: ["conda", "run", "-n", "gpu", "python"]
 parallel = 4                    # runs at one time when several nodes are warmed
@@ -31,6 +32,7 @@ user = "ops"
 # ssh_config = false
 # state_directory = "/var/lib/glowplug-agent"
 # hold_budget = "60 GB"
+storage_group = "nas-1"
 # connect_timeout_s = 5
 python = "/opt/venv/bin/python"
 agent = "/opt/glowplug/glowplug-agent.pyz"
@@ -39,12 +41,16 @@ recipes = ["llama"]             # what this node is for; none: any recipe
 
 [nodes.gpu-3]
 host = "192.0.2.13"
+storage_group = "nas-1"
 jump = ["ops@bastion.example:2222"]
 tags = ["us"]
 
 [nodes.pod-1]                   # any program that gives stdio on the host, in place of SSH
 transport = ["kubectl", "exec", "-i", "gpu-pod-1", "--"]
 tags = ["k8s"]
+
+[storage_groups]                # loads at one time from each storage that nodes share; 1 where nothing is said
+nas-1 = 2
 
 [recipes.llama]
 dtype = "bfloat16"              # or auto (the files'), float32, float16

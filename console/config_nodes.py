@@ -16,6 +16,7 @@ from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.codec import Problem
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PARALLEL_MOST = 1000
 NAME_RULE = "must be 1..64 letters, digits, '.', '_' or '-', the first a letter or digit"
 _HOST = re.compile(r"[A-Za-z0-9_:.%][A-Za-z0-9_:.%-]{0,254}")
 _USER = re.compile(r"[^\s\x00-\x20\x7f@-][^\s\x00-\x20\x7f@]{0,63}")
@@ -44,6 +45,7 @@ class NodeTable:
     agent: str | tuple[str, ...] | None = None
     state_directory: str | None = None
     hold_budget: str | None = None
+    storage_group: str | None = None
     connect_timeout_s: float | None = None
     tags: tuple[str, ...] | None = None
     recipes: tuple[str, ...] | None = None
@@ -63,6 +65,7 @@ class DefaultsTable:
     agent: str | tuple[str, ...] | None = None
     state_directory: str | None = None
     hold_budget: str | None = None
+    storage_group: str | None = None
     connect_timeout_s: float | None = None
     tags: tuple[str, ...] | None = None
     parallel: int | None = None
@@ -84,7 +87,8 @@ class Node:
     otherwise only these. ``ssh_config`` True: ssh's configuration is asked though there is a host; a
     file: that one, in place of the user's and the system's. ``hops`` are ``jump`` resolved, nearest to us
     first. ``transport``: an argv that gives stdio on the host, in place of SSH. ``agent`` empty: found on the host.
-    ``hold_budget``: what warm models may take of each device there; empty for no limit.
+    ``hold_budget``: what warm models may take of each device there; empty for no limit. ``storage_group``: the storage
+    that it loads from together with other nodes; empty for its own.
     """
 
     name: str
@@ -101,6 +105,7 @@ class Node:
     agent: tuple[str, ...] = ()
     state_directory: str | None = None
     hold_budget: str = ""
+    storage_group: str = ""
     connect_timeout_s: float = 20.0
     tags: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
@@ -110,8 +115,8 @@ class Node:
 def build_defaults(table: DefaultsTable, base: Path, problems: list[Problem]) -> Defaults:
     """Return the fleet's defaults, having checked every setting of the table once."""
     problems.extend(_check_settings("defaults", table, base))
-    if table.parallel is not None and not 1 <= table.parallel <= 1000:
-        problems.append(Problem("defaults.parallel", f"{table.parallel} is not within 1..1000"))
+    if table.parallel is not None and not 1 <= table.parallel <= PARALLEL_MOST:
+        problems.append(Problem("defaults.parallel", f"{table.parallel} is not within 1..{PARALLEL_MOST}"))
     return Defaults(table.parallel if table.parallel is not None else Defaults.parallel)
 
 
@@ -233,6 +238,8 @@ def _check_settings(path: str, table: NodeTable | DefaultsTable, base: Path) -> 
             parse_budget(table.hold_budget)
         except ValueError as error:
             yield Problem(f"{path}.hold_budget", str(error))
+    if table.storage_group is not None and not NAME.fullmatch(table.storage_group):
+        yield Problem(f"{path}.storage_group", f"{table.storage_group[:80]!r}: a group's name {NAME_RULE}")
     for index, tag in enumerate(table.tags or ()):
         if not NAME.fullmatch(tag):
             yield Problem(f"{path}.tags[{index}]", f"a tag {NAME_RULE}")
@@ -302,6 +309,7 @@ def _merge(name: str, table: NodeTable, defaults: DefaultsTable, base: Path) -> 
         agent=pick("agent"),
         state_directory=table.state_directory or defaults.state_directory,
         hold_budget=table.hold_budget or defaults.hold_budget or "",
+        storage_group=table.storage_group or defaults.storage_group or "",
         connect_timeout_s=timeout_s if timeout_s is not None else Node.connect_timeout_s,
         tags=tuple(dict.fromkeys((*(defaults.tags or ()), *(table.tags or ())))),
         recipes=table.recipes or (),

@@ -59,7 +59,7 @@ class Fleet(Requests):
         self.config = config
         self._history_path = history_path
         self._followed = tuple(config.node(name) for name in nodes) if nodes is not None else config.nodes
-        self._launches = Launches(parallel, actor)
+        self._launches = Launches(parallel, actor, config.storage_groups)
         self._links = links
         self._sessions: dict[str, Session] = {}
         self._dirty: set[str] = set()

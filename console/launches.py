@@ -1,13 +1,15 @@
-"""Starts runs, at most so many at a time across the fleet; the rest wait and are seen waiting."""
+"""Starts runs, so many at a time across the fleet and from each storage; the rest wait and are seen waiting."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 
+from console.config_nodes import Node
 from console.errors import GlowplugError, LinkError, NodeUnreachable, RequestRefused
 from console.places import Places
 from console.session import Session
@@ -39,7 +41,7 @@ Unless = Callable[[], Awaitable[str]]
 class _Launch:
     """A run from the wish to its end. ``noticed`` is set once it waits in the queue or the node has answered."""
 
-    run_uid: str
+    view: RunView
     recipe: Recipe
     method: str
     noticed: asyncio.Future[None]
@@ -47,12 +49,20 @@ class _Launch:
     is_sent: bool = False
     task: asyncio.Task[None] | None = None
 
+    @property
+    def run_uid(self) -> str:
+        return self.view.run_uid
+
 
 class Launches:
-    """The queue in front of the fleet. A place is kept from the request until the run is over."""
+    """The queue in front of the fleet. A place is kept from the request until the run is over.
 
-    def __init__(self, parallel: int, actor: Actor, lost_s: float = LOST_S) -> None:
+    ``storage_groups``: how many loads at one time from each storage that nodes share; a run needs a place there too.
+    """
+
+    def __init__(self, parallel: int, actor: Actor, storage_groups: Mapping[str, int], lost_s: float = LOST_S) -> None:
         self.places = Places(parallel)
+        self._groups = {name: Places(limit) for name, limit in storage_groups.items()}
         self._actor = actor
         self._lost_s = lost_s
         self._waiting: dict[str, _Launch] = {}
@@ -72,9 +82,10 @@ class Launches:
         not started or, where the node could not say, is still being asked about.
         """
         method = "standby.start" if arm else "run.start"
-        launch = _Launch(run_uid, recipe, method, asyncio.get_running_loop().create_future(), unless)
+        view = self._waiting_view(run_uid, recipe)
+        launch = _Launch(view, recipe, method, asyncio.get_running_loop().create_future(), unless)
         launch.noticed.add_done_callback(_look_at)
-        session.apply(RunQueued(self._waiting_view(run_uid, recipe)))
+        session.apply(RunQueued(view))
         self._waiting[run_uid] = launch
         launch.task = session.spawn(self._carry(session, launch))
         try:
@@ -111,13 +122,19 @@ class Launches:
 
     async def _carry(self, session: Session, launch: _Launch) -> None:
         try:
-            waits = self.places.is_full
-            if waits:
-                launch.noticed.set_result(None)
-            async with self.places:
+            async with AsyncExitStack() as held:
+                waits = False
+                for places, among in self._needed(session.node):
+                    if places.is_full:
+                        waits = True
+                        session.apply(RunQueued(replace(launch.view, waits_among=among)))
+                        if not launch.noticed.done():
+                            launch.noticed.set_result(None)
+                    await held.enter_async_context(places)
                 if waits and launch.unless is not None and (why := await launch.unless()):
                     session.apply(RunDropped(launch.run_uid, time.time_ns(), Failure(CALLED_OFF, why)))
                     return
+                session.apply(RunQueued(launch.view))
                 await self._start(session, launch)
                 self._waiting.pop(launch.run_uid, None)
                 await self._stay(session, launch.run_uid)
@@ -131,6 +148,15 @@ class Launches:
                 launch.noticed.set_exception(error)
         finally:
             self._waiting.pop(launch.run_uid, None)
+
+    def _needed(self, node: Node) -> Iterator[tuple[Places, str]]:
+        """Yield where a run of the node needs a place, with the loads that are there in words.
+
+        Its storage's comes first: whoever waits for that keeps nobody from loading elsewhere.
+        """
+        if node.storage_group in self._groups:
+            yield self._groups[node.storage_group], f"the loads from {node.storage_group}"
+        yield self.places, "the parallel loads"
 
     async def _start(self, session: Session, launch: _Launch) -> None:
         """Ask the node to start the run until it has answered; asking again is harmless.

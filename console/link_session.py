@@ -289,15 +289,17 @@ class Session:
             raise ProtocolError(f"an agent asks nothing, this one sent request {message.id} ({METHOD_NOT_FOUND})")
 
     def _notice(self, notification: Notification) -> None:
+        params = notification.params
+        if not isinstance(params, (Event, Sample, Gap)):
+            return  # a heartbeat says that the agent lives, be it in one piece with its answer to hello
         if self.hello is None:
             raise ProtocolError(f"{notification.method} before hello")
-        params = notification.params
         if isinstance(params, Event):
             raw_json = json.dumps(notification.raw, separators=(",", ":"), allow_nan=False)
             self._sink.event(self.hello.journal_uuid, clean_record(params), raw_json)
         elif isinstance(params, Sample):
             self._sink.sample(clean_record(params))
-        elif isinstance(params, Gap):
+        else:
             self._sink.gap(self.hello.journal_uuid, params)
 
     # --- what goes -----------------------------------------------------------

@@ -62,7 +62,9 @@ def reduce(state: NodeState, change: Change) -> NodeState:
         case RunReceived(run, baseline):
             return _with_record(state, run, baseline)
         case RunQueued(run):
-            return state if run.run_uid in state.runs else _with_run(state, run)
+            known = state.runs.get(run.run_uid)
+            is_past = known is not None and (known.is_accepted or known.state.is_terminal)
+            return state if is_past else _with_run(state, run)
         case RunDropped():
             return _drop(state, change)
         case ProbeReceived(probe):

@@ -80,8 +80,8 @@ BaselineKey = tuple[str, Tier, bool]
 class RunView:
     """A run as a panel shows it. ``accepted_mono_ns`` is the host's clock; see `NodeState.clock_offset_ns`.
 
-    ``is_accepted`` is False while the run waits in this console, for a free place
-    among the parallel loads or for its node's answer; the node need not know it yet.
+    ``is_accepted`` is False while the run waits in this console, for a free place among other
+    loads (``waits_among`` says in words which) or for its node's answer; the node need not know it yet.
     """
 
     run_uid: str
@@ -104,6 +104,7 @@ class RunView:
     failure: Failure | None = None
     baseline: StageBaseline | None = None
     is_accepted: bool = True
+    waits_among: str = ""
 
     @property
     def is_armed(self) -> bool:
@@ -240,7 +241,7 @@ class RunReceived:
 
 @dataclass(frozen=True)
 class RunQueued:
-    """This console means to start ``run`` and has not been answered yet."""
+    """This console means to start ``run`` and has not been answered yet; said anew when it waits for something else."""
 
     run: RunView
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from console.cli.common import Context, current_actor, ended_by_signals
 from console.errors import UsageError
 from console.fleet import Fleet
+from console.heap import settled_heap
 from console.prompts import PromptQueue
 
 
@@ -44,16 +45,17 @@ def show(
     from console.app import run_app
     from console.rollout.carrying import carrier_of
 
-    return run_app(
-        fleet,
-        carrier_of(fleet, context.locations.history_file, current_actor(), context.program_environ),
-        title=title,
-        read_only=read_only,
-        ascii=ascii,
-        theme=theme,
-        preferences=context.locations.state_directory / "preferences.json",
-        runs_outlive=runs_outlive,
-        watch=watch,
-        prompts=prompts,
-        no_color=bool(context.environ.get("NO_COLOR")),
-    )
+    with settled_heap():
+        return run_app(
+            fleet,
+            carrier_of(fleet, context.locations.history_file, current_actor(), context.program_environ),
+            title=title,
+            read_only=read_only,
+            ascii=ascii,
+            theme=theme,
+            preferences=context.locations.state_directory / "preferences.json",
+            runs_outlive=runs_outlive,
+            watch=watch,
+            prompts=prompts,
+            no_color=bool(context.environ.get("NO_COLOR")),
+        )

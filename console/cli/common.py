@@ -22,6 +22,7 @@ import click
 from console.clean import clean
 from console.cli.streams import tell
 from console.errors import Aborted, Interrupted
+from console.heap import settled_heap
 from console.locations import Locations
 
 if TYPE_CHECKING:
@@ -133,6 +134,9 @@ class FilePath(click.Path):
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there.")
+parallel_option = click.option(
+    "--parallel", type=click.IntRange(1, 1000), help="Runs at one time; the configuration's by default."
+)
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
@@ -198,7 +202,8 @@ def run_async(work: Coroutine[Any, Any, T], explain: Callable[[], str] = lambda:
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        return asyncio.run(guarded())
+        with settled_heap():
+            return asyncio.run(guarded())
     except asyncio.CancelledError:
         if not interrupted:
             raise

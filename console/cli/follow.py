@@ -93,7 +93,8 @@ class Following:
 
     def _tell_run(self, node: str, run: RunView) -> None:
         if not run.is_accepted and not run.state.is_terminal:
-            self._once(node, "waits", "waits for a place among the parallel loads")
+            if run.waits_among:
+                self._once(node, run.waits_among, f"waits for a place among {run.waits_among}")
             return
         for stage in run.stages:
             if stage.status.is_over and stage.status.value != "skipped":

@@ -6,7 +6,7 @@ import click
 
 from console.cli import rollout_verbs as verbs
 from console.cli.ahead import ahead_options, read_schedule
-from console.cli.common import Context, emit, json_option
+from console.cli.common import Context, emit, json_option, parallel_option
 from console.config import Config
 from console.rollout.beginning import planned
 from console.rollout.plan import Plan
@@ -24,9 +24,10 @@ for verb in (verbs.status, verbs.pause, verbs.resume, verbs.promote, verbs.retry
 
 @command.command("plan")
 @click.argument("name")
+@parallel_option
 @json_option
 @click.pass_obj
-def plan(context: Context, name: str, as_json: bool) -> int:
+def plan(context: Context, name: str, parallel: int | None, as_json: bool) -> int:
     """Show what rollout NAME would do: batches, nodes in order, gates, and what each is expected to take.
 
     From fleet.toml and this machine's history alone: no node is asked. A node's tier is the one that its last ready
@@ -34,7 +35,7 @@ def plan(context: Context, name: str, as_json: bool) -> int:
 
     Exit codes: 0 shown, 2 no such rollout, a selector that names no node, or a mistake in fleet.toml.
     """
-    shown = _planned(context, context.load_config(), name)
+    shown = _planned(context, context.load_config(), name, parallel)
     if as_json:
         emit(plan_document(shown))
     else:
@@ -45,10 +46,11 @@ def plan(context: Context, name: str, as_json: bool) -> int:
 
 @command.command("start")
 @click.argument("name")
+@parallel_option
 @ahead_options
 @json_option
 @click.pass_obj
-def start(context: Context, name: str, at: str | None, every: str | None, as_json: bool) -> int:
+def start(context: Context, name: str, parallel: int | None, at: str | None, every: str | None, as_json: bool) -> int:
     """Carry out rollout NAME in this terminal, to its end; progress is told on stderr.
 
     While it waits for you, the other verbs reach it from another terminal. Ctrl-C pauses it and ends this: what runs
@@ -64,9 +66,9 @@ def start(context: Context, name: str, at: str | None, every: str | None, as_jso
     schedule = read_schedule(at, every)
     config = context.load_config()
     if schedule is not None:
-        return verbs.start_ahead(context, config, lambda: _planned(context, config, name), schedule, as_json)
-    return verbs.start_planned(context, config, _planned(context, config, name), as_json)
+        return verbs.start_ahead(context, config, lambda: _planned(context, config, name, parallel), schedule, as_json)
+    return verbs.start_planned(context, config, _planned(context, config, name, parallel), as_json)
 
 
-def _planned(context: Context, config: Config, name: str) -> Plan:
-    return planned(config, name, context.locations.history_file)
+def _planned(context: Context, config: Config, name: str, parallel: int | None) -> Plan:
+    return planned(config, name, context.locations.history_file, parallel)

@@ -53,7 +53,8 @@ class Foreground:
         """`start`, on an event loop that runs already. Raises: HistoryError."""
         settings, uid = Settings(planned.rollout, recipe), uuid.uuid4().hex
         self._name = planned.rollout.name
-        async with self._context.fleet(config, [node.name for node in planned.nodes]) as fleet:
+        names = [node.name for node in planned.nodes]
+        async with self._context.fleet(config, names, planned.parallel) as fleet:
             await until_reached_or_not(fleet, fleet.nodes)
             effects = FleetEffects(fleet, uid, settings, self._context.program_environ)
             down = [node for node, reason in effects.down().items() if reason is not None]

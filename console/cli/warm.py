@@ -8,7 +8,7 @@ import click
 
 from console import report
 from console.cli.ahead import Done, ahead_options, read_schedule, run_ahead
-from console.cli.common import Context, confirm, emit, json_option, run_async, say, yes_option
+from console.cli.common import Context, confirm, emit, json_option, parallel_option, run_async, say, yes_option
 from console.cli.follow import Following
 from console.config import Config
 from console.errors import UsageError
@@ -19,7 +19,7 @@ from remote_agent.protocol.messages import Recipe
 @click.command("warm")
 @click.argument("recipe")
 @click.argument("node", nargs=-1, required=True)
-@click.option("--parallel", type=click.IntRange(1, 1000), help="Runs at one time; the configuration's by default.")
+@parallel_option
 @click.option("--wait/--no-wait", default=True, help="Wait until each run is over, or only until it is accepted.")
 @ahead_options
 @yes_option

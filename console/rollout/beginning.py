@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import db.errors
@@ -20,12 +21,15 @@ from remote_agent.protocol.messages import Actor, RunState, Tier
 from remote_agent.recipe import recipe_hash
 
 
-def planned(config: Config, name: str, history_file: Path) -> Plan:
-    """Return what the rollout of that name would do. Raises: UsageError, HistoryError."""
+def planned(config: Config, name: str, history_file: Path, parallel: int | None = None) -> Plan:
+    """Return what the rollout of that name would do, with so many runs at one time; the configuration's by default.
+
+    Raises: UsageError, HistoryError.
+    """
     rollout = config.rollout(name)
     nodes = config.select(rollout.selectors)
     candidates = _candidates(history_file, nodes, rollout.recipe, recipe_hash(config.recipe(rollout.recipe)))
-    return make_plan(rollout, candidates, config.defaults.parallel)
+    return make_plan(rollout, candidates, parallel or config.defaults.parallel, config.storage_groups)
 
 
 def create(
@@ -60,7 +64,7 @@ def _candidates(history_file: Path, nodes: Sequence[Node], recipe: str, hashed: 
         with History(history_file) as history:
             return [_candidate(history, node, recipe, hashed) for node in nodes]
     except db.errors.NoHistoryError:
-        return [Candidate(node.name, node.tags) for node in nodes]
+        return [Candidate(node.name, node.tags, storage_group=node.storage_group) for node in nodes]
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error
 
@@ -71,6 +75,5 @@ def _candidate(history: History, node: Node, recipe: str, hashed: str) -> Candid
         if run.recipe_hash == hashed and run.tier_to in [one.value for one in Tier]:
             tier = Tier(run.tier_to)
     median = history.baseline(node.name, hashed, tier.value)
-    if median is None:
-        return Candidate(node.name, node.tags, tier)
-    return Candidate(node.name, node.tags, tier, median.wall_ns, median.count)
+    known = Candidate(node.name, node.tags, tier, storage_group=node.storage_group)
+    return known if median is None else replace(known, wall_ns=median.wall_ns, runs=median.count)

@@ -25,6 +25,7 @@ class Candidate:
     tier: Tier = Tier.COLD
     wall_ns: int | None = None
     runs: int = 0
+    storage_group: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,16 @@ class PlannedBatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """``rules`` has every size as a number of nodes. ``expected_ns`` is without hooks, pauses and what fails."""
+    """``rules`` has every size as a number of nodes. ``expected_ns`` is without hooks, pauses and what fails.
+
+    ``storage_groups``: how many runs at one time, for each storage that nodes of it share.
+    """
 
     rollout: Rollout
     batches: tuple[PlannedBatch, ...]
     rules: Rules
     parallel: int
+    storage_groups: Mapping[str, int]
 
     @property
     def nodes(self) -> tuple[Candidate, ...]:
@@ -66,8 +71,12 @@ class Plan:
         return sum(batch.without_history for batch in self.batches)
 
 
-def make_plan(rollout: Rollout, candidates: Sequence[Candidate], parallel: int) -> Plan:
+def make_plan(
+    rollout: Rollout, candidates: Sequence[Candidate], parallel: int, storage_groups: Mapping[str, int] | None = None
+) -> Plan:
     """Return what would happen to the candidates, of which there is at least one; ``parallel`` runs at one time."""
+    shared = {node.storage_group for node in candidates}
+    groups = {name: limit for name, limit in (storage_groups or {}).items() if name in shared}
     nodes = {node.name: node for node in _ordered(rollout, candidates)}
     rules = rollout.rules(len(nodes))
     batches = cut(list(nodes), rollout.canary, rollout.serial)
@@ -83,10 +92,10 @@ def make_plan(rollout: Rollout, candidates: Sequence[Candidate], parallel: int) 
                 nodes=members,
                 gates=gates,
                 pauses_after=index + 1 in rollout.pause_after and not is_last,
-                expected_ns=_expected_ns(members, gates, rules.max_unavailable, parallel),
+                expected_ns=_expected_ns(members, gates, rules.max_unavailable, parallel, groups),
             )
         )
-    return Plan(rollout, tuple(planned), rules, parallel)
+    return Plan(rollout, tuple(planned), rules, parallel, groups)
 
 
 def _ordered(rollout: Rollout, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -101,14 +110,28 @@ def _ordered(rollout: Rollout, candidates: Sequence[Candidate]) -> list[Candidat
     return sorted(candidates, key=place)
 
 
-def _expected_ns(nodes: Sequence[Candidate], gates: Mapping[int, Gate], max_unavailable: int, parallel: int) -> int:
+def _expected_ns(
+    nodes: Sequence[Candidate],
+    gates: Mapping[int, Gate],
+    max_unavailable: int,
+    parallel: int,
+    groups: Mapping[str, int],
+) -> int:
     """Return the time of all waves: each is warmed ``parallel`` at a time, then sampled, and only then shifted."""
     sampling_ns = round(max((gate.shortest_s for gate in gates.values()), default=0.0) * NS_PER_S)
-    total_ns = 0
-    for at in range(0, len(nodes), max_unavailable):
-        wave = nodes[at : at + max_unavailable]
-        free_at_ns = [0] * min(parallel, len(wave))
-        for node in wave:
-            heapq.heappush(free_at_ns, heapq.heappop(free_at_ns) + (node.wall_ns or 0))
-        total_ns += max(free_at_ns) + sampling_ns
-    return total_ns
+    waves = [nodes[at : at + max_unavailable] for at in range(0, len(nodes), max_unavailable)]
+    return sum(_warming_ns(wave, parallel, groups) + sampling_ns for wave in waves)
+
+
+def _warming_ns(wave: Sequence[Candidate], parallel: int, groups: Mapping[str, int]) -> int:
+    """Return when the last node of a wave is warm: each begins once it has a place, and one at its storage."""
+    places = [0] * min(parallel, len(wave))
+    at_storage = {name: [0] * limit for name, limit in groups.items()}
+    end_ns = 0
+    for node in wave:
+        free_at_ns = [places, *filter(None, [at_storage.get(node.storage_group)])]
+        over_ns = max(heapq.heappop(each) for each in free_at_ns) + (node.wall_ns or 0)
+        for each in free_at_ns:
+            heapq.heappush(each, over_ns)
+        end_ns = max(end_ns, over_ns)
+    return end_ns

@@ -20,6 +20,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"rollout {rollout.name}: recipe {rollout.recipe} to {sizes}; this is a plan, nothing is done"
     rules, deadline = plan.rules, _seconds(rollout.progress_deadline_s)
     yield f"  at most {rules.max_unavailable} unavailable at once, and {counted(plan.parallel, 'run')} at one time"
+    for name, limit in plan.storage_groups.items():
+        yield f"  from storage {name}, {counted(limit, 'run')} at one time"
     yield f"  aborts when {rules.max_failures} failed, or after {deadline} without progress"
     retries = "no retry"
     if rollout.retries:
@@ -70,6 +72,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "max_unavailable": plan.rules.max_unavailable,
         "max_failures": plan.rules.max_failures,
         "parallel": plan.parallel,
+        "storage_groups": dict(plan.storage_groups),
         "progress_deadline_s": rollout.progress_deadline_s,
         "node_timeout_s": rollout.node_timeout_s,
         "retries": rollout.retries,

@@ -16,6 +16,7 @@ import asyncssh
 from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeUnreachable
+from console.heap import connection_over
 from console.prompts import PromptQueue
 from console.transports import agent_command, ssh_algorithms
 from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, TimedOut, bounded
@@ -195,6 +196,7 @@ class SshStream:
         self._draining.cancel()
         await asyncio.wait({self._draining}, timeout=CLOSE_TIMEOUT_S)
         await release()
+        connection_over()
 
     def abort(self) -> None:
         self._connection.abort()

@@ -78,6 +78,7 @@ def outcome_line(node: str, run_uid: str, error: str | None, state: NodeState | 
     if run is None:
         return ("◌ ", "unknown"), name, ("asking", "muted")
     if not run.is_accepted:
-        return ("○ ", "waiting"), name, ("waiting for a place among the parallel loads", "muted")
+        what = f"a place among {run.waits_among}" if run.waits_among else "its node's answer"
+        return ("○ ", "waiting"), name, (f"waiting for {what}", "muted")
     status = {"ready": Status.READY, "failed": Status.FAILED}.get(run.state.value, Status.WARMING)
     return (f"{status.glyph} ", status.role), name, (f"run {short_uid(run_uid)} {run.state.value}", "text")

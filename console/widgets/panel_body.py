@@ -40,7 +40,7 @@ def _warming(state: NodeState, width: int, moment: Moment) -> list[Line]:
     run = state.run
     assert run is not None
     if not run.is_accepted:
-        return _unaccepted(moment)
+        return _unaccepted(run, moment)
     elapsed = elapsed_ns(run, state, moment.mono_ns)
     return [
         stage_progress_line(run, elapsed, width, moment),
@@ -50,12 +50,15 @@ def _warming(state: NodeState, width: int, moment: Moment) -> list[Line]:
     ]
 
 
-def _unaccepted(moment: Moment) -> list[Line]:
+def _unaccepted(run: RunView, moment: Moment) -> list[Line]:
     """A run that only this console knows of yet."""
     key = moment.key("fleet.cancel")
     return [
-        (("○ waiting", "waiting"), ("  for a free place among", "text")),
-        (("the parallel loads, or an answer", "text"),),
+        (
+            ("○ waiting", "waiting"),
+            ("  for a free place among" if run.waits_among else "  for its node's answer", "text"),
+        ),
+        ((f"{run.waits_among}, or an answer", "text"),) if run.waits_among else BLANK,
         ((key, "key"), (" withdraws it", "muted")) if key else BLANK,
         BLANK,
     ]

@@ -54,9 +54,8 @@ def _warming(state: NodeState, width: int, moment: Moment) -> Line:
     run = state.run
     assert run is not None
     if not run.is_accepted:
-        return fit(
-            [(run.recipe, "strong"), ("  waits for a place among the parallel loads", "muted")], width, moment.glyphs
-        )
+        what = f"a place among {run.waits_among}" if run.waits_among else "its node's answer"
+        return fit([(run.recipe, "strong"), (f"  waits for {what}", "muted")], width, moment.glyphs)
     elapsed = elapsed_ns(run, state, moment.mono_ns)
     stage = stage_progress_line(run, elapsed, min(46, width), moment)
     parts: list[Line] = [stage]

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,25 @@ def sign(authority: Path, key: Path, *options: str) -> Path:
 
 
 class Sshd:
-    """One server. ``shell``: argv prefix that gets ``-c COMMAND`` in place of the account's login shell."""
+    """One server. ``shell``: argv prefix that gets ``-c COMMAND`` in place of the account's login shell.
 
-    def __init__(self, directory: Path, *, shell: str | None = None, options: tuple[str, ...] = ()) -> None:
+    ``inside``: what stands before an argv that runs on the host of that ``address``; this machine by default.
+    ``environment``: what logins get; the start-up files of whoever runs the tests, which bash would read, stay out.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        shell: str | None = None,
+        options: tuple[str, ...] = (),
+        address: str = "127.0.0.1",
+        inside: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.port = directory, free_port()
+        self.address, self._inside = address, inside
         self.host_key, self.user_key = make_key(directory / "host_key"), make_key(directory / "user_key")
         self.log = directory / "sshd.log"
         self.known_hosts = directory / "known_hosts"
@@ -86,18 +100,21 @@ class Sshd:
         prefix = f'command="{wrap}" ' if shell else ""
         (directory / "authorized_keys").write_text(prefix + public)
         (directory / "authorized_keys").chmod(0o600)
+        given = {"SHLVL": "1", **(environment or {})}  # bash takes itself for one that another shell started
+        settings = " ".join(f'"{name}={value}"' for name, value in given.items())
         lines = [
-            f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {self.host_key}",
-            f"AuthorizedKeysFile {directory / 'authorized_keys'}", f"PidFile {directory / 'sshd.pid'}",
+            f"Port {self.port}", f"ListenAddress {address}", f"HostKey {self.host_key}",
+            f"AuthorizedKeysFile {directory / 'authorized_keys'}", f"PidFile {self._pid_file}",
             "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-            "PermitRootLogin yes", "AllowTcpForwarding yes", *options,
+            "PermitRootLogin yes", "AllowTcpForwarding yes",
+            f"SetEnv {settings}", *options,
         ]  # fmt: skip
         (directory / "sshd_config").write_text("\n".join(lines) + "\n")
         self.process: subprocess.Popen[bytes] | None = None
 
     def known_hosts_line(self) -> str:
         algorithm, data = self.host_key.with_suffix(".pub").read_text().split()[:2]
-        return f"[127.0.0.1]:{self.port} {algorithm} {data}"
+        return f"[{self.address}]:{self.port} {algorithm} {data}"
 
     def fingerprint(self) -> str:
         """The host key's fingerprint as OpenSSH itself prints it."""
@@ -112,17 +129,16 @@ class Sshd:
     def start(self) -> Sshd:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(parents=True, exist_ok=True)
-        argv = [sshd_binary(), "-D", "-f", str(self.directory / "sshd_config"), "-E", str(self.log)]
+        self._pid_file.unlink(missing_ok=True)
+        argv = [*self._inside, sshd_binary(), "-D", "-f", str(self.directory / "sshd_config"), "-E", str(self.log)]
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
-        until(self._answers, f"sshd on port {self.port}: {self.log.read_text() if self.log.exists() else ''}")
+        until(self._pid_file.exists, f"sshd on port {self.port}: {self.log.read_text() if self.log.exists() else ''}")
         return self
 
-    def _answers(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
-            return True
-        except OSError:
-            return False
+    @property
+    def _pid_file(self) -> Path:
+        """Is written once the server listens."""
+        return self.directory / "sshd.pid"
 
     def descendants(self) -> list[int]:
         """Every process below the server's own: one or two a connection, and what they run."""
@@ -162,7 +178,7 @@ class Sshd:
     def node(self, name: str = "gpu-1", *, script: str = "", heartbeat_s: float = 1.0, **settings: Any) -> Node:
         """A node behind this server whose agent is the stub, playing ``script``."""
         values: dict[str, Any] = {
-            "host": "127.0.0.1",
+            "host": self.address,
             "port": self.port,
             "identity": (str(self.user_key),),
             "known_hosts": (str(self.known_hosts),),

@@ -91,7 +91,10 @@ class Stub:
     def beat(self) -> None:
         while True:
             time.sleep(self.heartbeat_s)
-            self.send(frame({"method": "heartbeat", "params": {"t_mono_ns": time.monotonic_ns(), "newest_seq": 0}}))
+            self.send(self.heartbeat())
+
+    def heartbeat(self) -> bytes:
+        return frame({"method": "heartbeat", "params": {"t_mono_ns": time.monotonic_ns(), "newest_seq": 0}})
 
     def answer(self, request: dict[str, object]) -> None:
         if self.log is not None:
@@ -99,7 +102,8 @@ class Stub:
                 file.write(json.dumps(request) + "\n")
         method, ident = request["method"], request["id"]
         if method == "hello":
-            self.send(frame({"id": ident, "result": self.hello()}))
+            beat = self.heartbeat() if self.script == "beat with hello" else b""
+            self.send(frame({"id": ident, "result": self.hello()}) + beat)
         elif method == "subscribe":
             self.send(frame({"id": ident, "result": {"next_seq": 1}}))
             self.play()

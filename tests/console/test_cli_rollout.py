@@ -164,6 +164,7 @@ def test_three_nodes_as_json(desk: Desk, capsys: pytest.CaptureFixture[str]) -> 
         "max_unavailable": 2,
         "max_failures": 2,
         "parallel": 2,
+        "storage_groups": {},
         "progress_deadline_s": 1800.0,
         "node_timeout_s": 900.0,
         "retries": 2,
@@ -216,6 +217,18 @@ def test_three_hundred_nodes_in_batches_that_round_down(desk: Desk, capsys: pyte
     assert [node["node"] for batch in content["batches"] for node in batch["nodes"]] == names
     assert (content["max_unavailable"], content["max_failures"]) == (21, 3)
     assert len(printed(capsys).splitlines()) == 4 + 5 * 2 + 300 + 1
+
+
+def test_who_shares_storage_or_places_is_said(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    """--parallel wins over the configuration's number; the storage of the nodes is named with its own."""
+    desk.write('[nodes.gpu-1]\nstorage_group = "nas-1"\n[nodes.gpu-2]\n', 'selector = "all"\n')
+    assert run(["rollout", "plan", "pre-warm", "--parallel", "1"]) == 0
+
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:3] == [
+        "  at most 1 unavailable at once, and 1 run at one time",
+        "  from storage nas-1, 1 run at one time",
+    ]
 
 
 def test_the_coldest_come_first_by_what_the_history_knows(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,6 +107,16 @@ def test_the_example_has_every_key_that_there_is(table: str, kind: type, left_ou
     assert keys_of(kind) - left_out - set().union(*map(keys_in, written)) == set()
 
 
+def test_storage_that_nodes_share_is_counted() -> None:
+    """One load at a time where no number is said; the defaults' group is every node's that names none."""
+    nodes = "[nodes.a]\n[nodes.b]\nstorage_group = 'nas-2'\n"
+    text = f"[defaults]\nstorage_group = 'nas-1'\n{nodes}[storage_groups]\nnas-2 = 3\n"
+    config = parse(text, Path("fleet.toml"))
+
+    assert [node.storage_group for node in config.nodes] == ["nas-1", "nas-2"]
+    assert config.storage_groups == {"nas-1": 1, "nas-2": 3}
+
+
 def test_defaults_hold_where_a_node_says_nothing(tmp_path: Path) -> None:
     """A node's own setting wins; a program's node takes none of SSH's."""
     (tmp_path / "key").write_text("a key")
@@ -232,6 +242,10 @@ request.shapes = [
         ("[nodes.a]\ntransport = []\n", "fleet.toml:2: nodes.a.transport: name at least one"),
         ("[nodes.a]\ntransport = 'ssh a'\n", "fleet.toml:2: nodes.a.transport: expected a list, got text"),
         ("[defaults]\nhold_budget = 'much'\n", "fleet.toml:2: defaults.hold_budget: 'much' is neither a percentage"),
+        ("[nodes.a]\nstorage_group = 'n 1'\n", "fleet.toml:2: nodes.a.storage_group: 'n 1': a group's name must be"),
+        ("[nodes.a]\nstorage_group = 'n'\n[storage_groups]\nn = 0\n", "fleet.toml:4: storage_groups.n: expected a"),
+        ("[nodes.a]\nstorage_group = 'n'\n[storage_groups]\nn1 = 1\n", "fleet.toml:4: storage_groups.n1: no node has"),
+        ("storage_groups = 3\n", "fleet.toml:1: storage_groups: expected a table [storage_groups]"),
         ("[nodes.a]\nstate_directory = 'relative'\n", "fleet.toml:2: nodes.a.state_directory: 'relative' must begin"),
         ("[nodes.a]\ntags = ['ok', 'not ok']\n", "fleet.toml:2: nodes.a.tags[1]: a tag must be"),
         ("[nodes.a]\njump = 'a'\n", "fleet.toml:2: nodes.a.jump: jumps in a circle"),

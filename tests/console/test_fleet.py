@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -130,6 +131,40 @@ async def test_no_more_than_parallel_runs_load_at_once(world: World) -> None:
 
         fleet.parallel = 2
         await eventually(lambda: world.hosts["n3"].runs)
+
+
+async def test_nodes_that_share_storage_load_from_it_one_after_the_other(world: World) -> None:
+    """Who waits for it says so, keeps no place from a node of other storage, and begins once the one before is over."""
+    shared = [dataclasses.replace(node, storage_group="nas-1") for node in world.config.nodes[:2]]
+    world.config = dataclasses.replace(
+        world.config, nodes=(*shared, world.config.nodes[2]), storage_groups={"nas-1": 1}
+    )
+    async with world.fleet(parallel=2) as fleet:
+        uids = {name: await fleet.warm(name, "llama") for name in NODES}
+        assert [name for name in NODES if world.hosts[name].runs] == ["n1", "n3"]
+        assert view(fleet, "n2", uids["n2"]).waits_among == "the loads from nas-1"
+
+        world.hosts["n3"].finish(uids["n3"])
+        fleet.parallel = 1
+        world.hosts["n1"].finish(uids["n1"])
+        await eventually(lambda: world.hosts["n2"].runs)
+        assert (await fleet.accepted("n2", uids["n2"])).is_accepted
+
+
+async def test_who_has_a_place_at_its_storage_waits_among_all_loads_next(world: World) -> None:
+    """The line that says what a run waits for is told anew."""
+    nodes = tuple(dataclasses.replace(node, storage_group="nas-1") for node in world.config.nodes[:2])
+    world.config = dataclasses.replace(world.config, nodes=(*nodes, world.config.nodes[2]), storage_groups={"nas-1": 1})
+    async with world.fleet(parallel=1) as fleet:
+        uids = {name: await fleet.warm(name, "llama") for name in ("n1", "n2")}
+        assert view(fleet, "n2", uids["n2"]).waits_among == "the loads from nas-1"
+        uids["n3"] = await fleet.warm("n3", "llama")
+        world.hosts["n1"].finish(uids["n1"])
+        await eventually(lambda: world.hosts["n3"].runs)
+        assert view(fleet, "n2", uids["n2"]).waits_among == "the parallel loads"
+
+        world.hosts["n3"].finish(uids["n3"])
+        await eventually(lambda: world.hosts["n2"].runs)
 
 
 async def test_a_failed_run_gives_its_place_to_the_next(world: World) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
 import logging
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from console.errors import NodeUnreachable, RequestRefused
 from console.link import Timing, backoff_s
 from console.link_session import Session
 from console.state import LinkStatus
+from console.transports.base import Stream
+from console.transports.command import open_command
 from remote_agent.protocol.messages import Empty, Finding, Probe, RunUidParams, UnknownData
 from tests.console.links import QUICK, Kept, linked, soon
 from tests.console.sshd import stub_settings
@@ -51,6 +55,14 @@ async def test_login_noise_before_the_mark_is_passed_over(tmp_path: Path) -> Non
     """ANSI, something like JSON-RPC and a mark with another token do no harm."""
     async with linked(node("noisy"), tmp_path) as (_, kept):
         await soon(connected(kept), "connected")
+
+
+async def test_a_heartbeat_in_one_piece_with_the_answer_to_hello_is_no_fault(tmp_path: Path) -> None:
+    """As it comes over a network that holds packets back."""
+    async with linked(node("beat with hello"), tmp_path) as (_, kept):
+        await soon(connected(kept), "connected")
+
+    assert [state.status for state in kept.states] == [LinkStatus.CONNECTING, LinkStatus.CONNECTED, LinkStatus.IDLE]
 
 
 async def test_hostile_text_reaches_a_sink_cleaned_and_its_raw_form_as_ascii_json(tmp_path: Path) -> None:
@@ -326,6 +338,23 @@ async def test_an_outage_keeps_the_time_it_began_and_its_reason_through_every_tr
     assert len({state.since_s for state in down + again}) == 1
     assert all(state.reason == down[0].reason for state in again)
     assert all(state.retry_at_s is not None and state.retry_at_s > state.since_s for state in down)
+
+
+async def test_a_link_that_is_down_holds_nothing_of_the_connection_it_lost(tmp_path: Path) -> None:
+    """Its reason stays, without the stream that its traceback would keep."""
+    streams: list[weakref.ref[Any]] = []
+
+    async def opened(node: Node, token: str) -> Stream:
+        stream = await open_command(node, token)
+        streams.append(weakref.ref(stream))
+        return stream
+
+    slow = dataclasses.replace(QUICK, backoff_first_s=60.0, backoff_limit_s=60.0)
+    async with linked(node("half line"), tmp_path, open_stream=opened, timing=slow) as (link, kept):
+        await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "lost")
+        gc.collect()
+        assert [stream() for stream in streams] == [None]
+        assert link.error is not None
 
 
 async def test_an_error_of_our_own_is_logged_and_shown_but_never_raised(

@@ -7,10 +7,8 @@ that it lives on where there is no NVIDIA driver. The keeper holds files for dev
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -30,7 +28,6 @@ from console.state import LinkStatus, RunView
 from console.transports.base import Stream
 from console.transports.gate import Gate
 from console.transports.ssh import open_ssh
-from remote_agent.client import connect_running, open_client
 from remote_agent.protocol.messages import (
     Actor,
     Event,
@@ -38,10 +35,9 @@ from remote_agent.protocol.messages import (
     RunState,
     StageStatus,
     StatusResult,
-    SubscribeParams,
-    SubscribeResult,
 )
 from tests.end_to_end.hosts import REPOSITORY, OwnHost, node_table
+from tests.faults.truth import replay, rows, stored
 from tests.needs import need
 from tests.remote_agent import checkpoints
 
@@ -66,8 +62,6 @@ nvml = FakeNvml([FakeGpu()])
 for name in (name for name in dir(nvml) if name.startswith("nvml")):
     setattr(pynvml, name, getattr(nvml, name))
 '''
-
-Row = tuple[int, str, str | None, object]
 
 
 class Chain:
@@ -123,16 +117,7 @@ class Chain:
 
     def replay(self) -> tuple[str, list[tuple[Event, object]]]:
         """Return the journal's uuid and all of it, each event with its data as it was sent: what a new client hears."""
-        with open_client(self.host.state, "replay", connect_running) as client:
-            hello = client.hello("replay")
-            client.call("subscribe", SubscribeParams("replay", 0, samples=False), SubscribeResult)
-            told: list[tuple[Event, object]] = []
-            for notification in client.notifications():
-                if isinstance(notification.params, Event):
-                    told.append((notification.params, notification.raw))
-                    if notification.params.seq >= hello.newest_seq:
-                        break
-        return hello.journal_uuid, told
+        return replay(self.host.state)
 
     def events(self) -> list[Event]:
         return [event for event, _ in self.replay()[1]]
@@ -205,7 +190,7 @@ class Watch:
         """The history is the journal, each event once; the host runs its agent's processes and one bridge."""
         await self.connected()
         journal_uuid, replayed = await asyncio.to_thread(self.chain.replay)
-        told = [(event.seq, event.kind, event.run_uid, raw) for event, raw in replayed]
+        told = rows(replayed)
         await eventually(lambda: self.fleet.state(NODE).seq >= told[-1][0], "everything has come")
         assert await self.fleet.flush()
         kept, gaps = stored(self.history, journal_uuid)
@@ -256,21 +241,6 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def stored(history: Path, journal_uuid: str) -> tuple[list[Row], int]:
-    """Return every event of a journal that a history holds, and how many gaps it knows of."""
-    connection = sqlite3.connect(f"file:{history}?mode=ro", uri=True)
-    try:
-        rows = connection.execute(
-            "SELECT events.seq, kind, run_uid, data_json FROM events LEFT JOIN runs USING (run_id)"
-            " WHERE journal_uuid = ? ORDER BY events.seq",
-            (journal_uuid,),
-        ).fetchall()
-        (gaps,) = connection.execute("SELECT count(*) FROM gaps").fetchone()
-    finally:
-        connection.close()
-    return [(seq, kind, run_uid, json.loads(data)) for seq, kind, run_uid, data in rows], int(gaps)
 
 
 def _links(home: Path) -> LinkFactory:

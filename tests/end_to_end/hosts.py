@@ -50,9 +50,8 @@ class OwnHost:
         login.write_text(_LOGIN.format(shell=shell))
         login.chmod(0o755)
         marks = {"HOME": str(self.home), HOST_MARK: self._mark, SESSION_MARK: os.environ[SESSION_MARK]}
-        settings = " ".join(f'"{name}={value}"' for name, value in {**marks, **(environment or {})}.items())
-        options = (f"SetEnv {settings}", f"ForceCommand {login}", f"Subsystem sftp {_sftp_server()}", "PermitUserRC no")
-        self.sshd = Sshd(directory / "sshd", options=options)
+        options = (f"ForceCommand {login}", f"Subsystem sftp {_sftp_server()}", "PermitUserRC no")
+        self.sshd = Sshd(directory / "sshd", options=options, environment={**marks, **(environment or {})})
 
     def start(self) -> OwnHost:
         self.sshd.start()

@@ -57,3 +57,14 @@ def test_a_batch_takes_as_long_as_its_waves_do() -> None:
 
     assert make_plan(rollout, nodes, parallel=1).expected_ns == (6 + 8 + 3 + 8) * 1_000_000_000
     assert make_plan(rollout, nodes, parallel=2).expected_ns == (3 + 8 + 3 + 8) * 1_000_000_000
+
+
+def test_nodes_of_one_storage_are_expected_to_warm_one_after_the_other() -> None:
+    """Two of three share it: the wave takes as long as these two."""
+    nodes = [
+        Candidate(f"n{number}", wall_ns=3_000_000_000, runs=1, storage_group=group)
+        for number, group in enumerate(("nas-1", "nas-1", ""))
+    ]
+    plan = make_plan(Rollout("r", "all", "llama", max_unavailable=3), nodes, 8, {"nas-1": 1, "nas-2": 1})
+
+    assert (plan.expected_ns, plan.storage_groups) == (6_000_000_000, {"nas-1": 1})

@@ -216,7 +216,8 @@ def compiling(name: str, uid: str = "7f3a12cd0003") -> NodeState:
 
 
 def queued(name: str, uid: str = "7f3a12cd0004") -> NodeState:
-    return node(name, run(uid, RunState.QUEUED, is_accepted=False, accepted_mono_ns=None))
+    waiting = run(uid, RunState.QUEUED, is_accepted=False, accepted_mono_ns=None, waits_among="the parallel loads")
+    return node(name, waiting)
 
 
 def failed(name: str, uid: str = "7f3a12cd0005") -> NodeState:
