@@ -70,7 +70,11 @@ def sign(authority: Path, key: Path, *options: str) -> Path:
 
 
 class Sshd:
-    """One server. ``shell``: argv prefix that gets ``-c COMMAND`` in place of the account's login shell."""
+    """One server. ``shell``: argv prefix that gets ``-c COMMAND`` in place of the account's login shell.
+
+    HOME is an empty folder unless ``options`` set it: a login shell reads the account's start-up files, which may
+    take longer than the test and wait for each other.
+    """
 
     def __init__(self, directory: Path, *, shell: str | None = None, options: tuple[str, ...] = ()) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -79,6 +83,8 @@ class Sshd:
         self.log = directory / "sshd.log"
         self.known_hosts = directory / "known_hosts"
         self.known_hosts.write_text(self.known_hosts_line() + "\n")
+        home = directory / "home"  # the first SetEnv counts
+        home.mkdir(exist_ok=True)
         public = self.user_key.with_suffix(".pub").read_text()
         wrap = directory / "wrap"
         wrap.write_text(f'#!/bin/sh\nexec {shell or "/bin/sh"} -c "$SSH_ORIGINAL_COMMAND"\n')
@@ -90,7 +96,7 @@ class Sshd:
             f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {self.host_key}",
             f"AuthorizedKeysFile {directory / 'authorized_keys'}", f"PidFile {directory / 'sshd.pid'}",
             "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-            "PermitRootLogin yes", "AllowTcpForwarding yes", *options,
+            "PermitRootLogin yes", "AllowTcpForwarding yes", *options, f"SetEnv HOME={home}",
         ]  # fmt: skip
         (directory / "sshd_config").write_text("\n".join(lines) + "\n")
         self.process: subprocess.Popen[bytes] | None = None
