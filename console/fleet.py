@@ -4,74 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import db.errors
-from console.clean import clean_record
 from console.config import Config
 from console.errors import HistoryError, NodeUnreachable, UsageError
-from console.launches import Launches
+from console.launches import Launches, Unless
 from console.links import LinkFactory, real_links
 from console.locations import locations
+from console.past import baseline, recall
 from console.recorder import Recorder
+from console.requests import ANSWER_S, Requests
 from console.session import Session
-from console.state import BaselineKey, NodeState, RunView, StageBaseline, elapsed_ns
+from console.state import NodeState, RunView, elapsed_ns
 from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
 from db.queries import History
 from db.writer import Writer
-from remote_agent.protocol.codec import decode
-from remote_agent.protocol.messages import (
-    Actor,
-    CacheClearParams,
-    CacheClearResult,
-    CacheListParams,
-    CacheListResult,
-    ParkParams,
-    ParkResult,
-    Probe,
-    Recipe,
-    ReleaseParams,
-    ReleaseResult,
-    Resident,
-    RunFinished,
-    RunRecord,
-    RunResult,
-    RunUidParams,
-    Server,
-    ServeStopParams,
-    ServeStopResult,
-    StandbyStopParams,
-    StandbyStopResult,
-    StatusResult,
-    Tier,
-    VerifyParams,
-    VerifyResult,
-)
+from remote_agent.protocol.messages import Actor, Recipe
 from remote_agent.recipe import recipe_hash
 
 T = TypeVar("T")
 
 CLOSE_S = 5.0
-ANSWER_S = 12.0
-STOP_S = 10.0
-"""How long a server may take to end."""
-ATTACH_S = 120.0
-"""How long a process may take that attaches to a resident; its imports may come first."""
-PARK_S = 600.0
-"""How long a driver may take to move a whole GPU's memory to or from the host's."""
 
 log = logging.getLogger(__name__)
 
 
-class Fleet:
+class Fleet(Requests):
     """Holds a link to each node, keeps their states and the history. Create and use it on one event loop.
 
     ``nodes``: names of the nodes to follow, all by default. ``parallel``: how many runs
@@ -122,12 +89,12 @@ class Fleet:
         hashes = {name: recipe_hash(recipe) for name, recipe in self.config.recipes.items()}
         for node in self._followed:
             wanted = tuple(hashes[name] for name in node.recipes if name in hashes) or tuple(hashes.values())
-            session = Session(node, self._recorder, self._baseline, wanted, self._dirty.add)
+            session = Session(node, self._recorder, partial(baseline, self._history), wanted, self._dirty.add)
             session.link = factory(node, self._opened.history_uuid, self._cursor, session)
             self._sessions[node.name] = session
             self._dirty.add(node.name)
         for session in self._sessions.values():
-            session.spawn(self._recall(session))
+            session.spawn(recall(self._history, session))
             assert session.link is not None
             session.link.start()
 
@@ -191,6 +158,13 @@ class Fleet:
         node = self.config.node(name)
         return NodeState(node.name, tags=node.tags, recipes=node.recipes)
 
+    async def until(self, name: str, wanted: Callable[[NodeState], T | None], timeout_s: float | None = None) -> T:
+        """Return what ``wanted`` finds in the node's state, as soon as it finds something; no state is missed.
+
+        Raises: TimeoutError.
+        """
+        return await self._session(name).until(wanted, timeout_s)
+
     def take_dirty(self) -> set[str]:
         """Return the names of nodes whose state has changed since the last call."""
         dirty = set(self._dirty)
@@ -221,10 +195,12 @@ class Fleet:
         run_uid: str | None = None,
         recipe: Recipe | None = None,
         arm: bool = False,
+        unless: Unless | None = None,
     ) -> str:
         """Start a run and return its uid; where every parallel place is taken it waits, and is seen waiting.
 
-        With ``arm`` it makes all but the weights, and its process waits for them.
+        With ``arm`` it makes all but the weights, and its process waits for them. ``unless`` may call off one that
+        waited.
 
         Raises: UsageError for an unknown name; NodeUnreachable with the link's reason; RequestRefused by the node.
         """
@@ -232,7 +208,8 @@ class Fleet:
         recipe = recipe or self.config.recipe(recipe_name)
         run_uid = run_uid or uuid.uuid4().hex
         await session.until_connected(session.node.connect_timeout_s)
-        await self._launches.launch(session, run_uid, recipe, session.node.connect_timeout_s + ANSWER_S, arm)
+        timeout_s = session.node.connect_timeout_s + ANSWER_S
+        await self._launches.launch(session, run_uid, recipe, timeout_s, arm, unless)
         return run_uid
 
     async def wait(self, node: str, run_uid: str, timeout_s: float | None = None) -> RunView:
@@ -258,101 +235,9 @@ class Fleet:
         if not self._launches.withdraw(self._session(node), run_uid):
             await self.cancel_run(node, run_uid)
 
-    async def cancel_run(self, node: str, run_uid: str) -> RunRecord:
-        """Have the node end a run; return what it is then. Raises: LinkError, RequestRefused."""
-        answer = await self.ask(node, "run.cancel", RunUidParams(run_uid), RunResult)
-        self._session(node).found(answer.run)
-        return answer.run
-
-    async def find_run(self, node: str, run_uid: str, timeout_s: float = ANSWER_S) -> RunRecord:
-        """Return a run as its node has it now. Raises: LinkError, RequestRefused."""
-        answer = await self.ask(node, "run.get", RunUidParams(run_uid), RunResult, timeout_s)
-        self._session(node).found(answer.run)
-        return answer.run
-
-    async def ask(self, node: str, method: str, params: object, result: type[T], timeout_s: float = ANSWER_S) -> T:
-        """Ask the node one thing, once it can be asked. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.request(method, params, result, timeout_s)
-
-    async def release(self, node: str, run_uid: str | None = None) -> tuple[Resident, ...]:
-        """Let go of what a run left warm, of everything by default. Raises: LinkError, RequestRefused."""
-        return (await self.let_go(node, ReleaseParams(run_uid, everything=run_uid is None))).released
-
-    async def let_go(self, node: str, params: ReleaseParams) -> ReleaseResult:
-        """Let go of what is named; the answer may take ``wait_s`` longer. Raises: LinkError, RequestRefused."""
-        answer = await self.ask(node, "resident.release", params, ReleaseResult, ANSWER_S + params.wait_s)
-        await self._session(node).status()
-        return answer
-
-    async def stop_standbys(self, node: str, recipe_name: str) -> tuple[Resident, ...]:
-        """End the standbys of a recipe, armed or with weights; what is resident of it stays.
-
-        Raises: LinkError, RequestRefused.
-        """
-        answer = await self.ask(node, "standby.stop", StandbyStopParams(recipe_name), StandbyStopResult)
-        await self._session(node).status()
-        return answer.stopped
-
-    async def stop_servers(self, node: str, recipe_name: str | None = None) -> tuple[Server, ...]:
-        """Stop a recipe's server, every server by default; what they served stays warm.
-
-        Raises: LinkError, RequestRefused.
-        """
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        limit_s = ANSWER_S + STOP_S
-        answer = await session.request("serve.stop", ServeStopParams(recipe_name), ServeStopResult, limit_s)
-        await session.status()
-        return answer.stopped
-
-    async def verify(
-        self, node: str, model: str, count: int = 1, interval_s: float = 0.0, recipe: Recipe | None = None
-    ) -> VerifyResult:
-        """Send real requests to what is ready of a model. Raises: LinkError; RequestRefused where nothing is."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        params = VerifyParams(model, count, interval_s, recipe=recipe, python=session.node.python)
-        limit_s = ANSWER_S + ATTACH_S + count * max(interval_s, params.timeout_s)
-        return await session.request("verify", params, VerifyResult, limit_s)
-
-    async def park(self, node: str, run_uid: str) -> ParkResult:
-        """Take a run's standbys off their devices. Raises: LinkError, RequestRefused."""
-        return await self._move(node, "park", run_uid)
-
-    async def unpark(self, node: str, run_uid: str) -> ParkResult:
-        """Put a run's parked standbys back. Raises: LinkError, RequestRefused."""
-        return await self._move(node, "unpark", run_uid)
-
-    async def _move(self, node: str, method: str, run_uid: str) -> ParkResult:
-        answer = await self.ask(node, method, ParkParams(run_uid), ParkResult, PARK_S)
-        await self._session(node).status()
-        return answer
-
     def said(self, node: str) -> tuple[str, ...]:
         """Return what the console itself has had to say about the node since `start`, a line each."""
         return tuple(self._session(node).said)
-
-    async def probe(self, node: str) -> Probe:
-        """Ask the node what it is. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.probe()
-
-    async def status(self, node: str) -> StatusResult:
-        """Ask the node what is on it. Raises: LinkError, RequestRefused."""
-        session = self._session(node)
-        await session.until_connected(session.node.connect_timeout_s)
-        return await session.status()
-
-    async def list_cache(self, node: str, directory: str | None = None) -> CacheListResult:
-        """Ask the node what a compile cache keeps. Raises: LinkError, RequestRefused."""
-        return await self.ask(node, "cache.list", CacheListParams(directory), CacheListResult)
-
-    async def clear_cache(self, node: str, params: CacheClearParams) -> CacheClearResult:
-        """Have the node clear what is named. Raises: LinkError; RequestRefused under a run, or without such a key."""
-        return await self.ask(node, "cache.clear", params, CacheClearResult)
 
     def retry_now(self, node: str) -> None:
         """Try to reach the node at once, whatever its link waits for."""
@@ -370,31 +255,6 @@ class Fleet:
     def _cursor(self, journal_uuid: str) -> int:
         stored = self.history.cursor(journal_uuid)
         return max(stored, self._cursors.get(journal_uuid, 0))
-
-    async def _recall(self, session: Session) -> None:
-        """Tell a session the last run of its node that the history has the end of: the node need not tell it again."""
-        try:
-            event = await asyncio.to_thread(self.history.last_end, session.node.name)
-            run = clean_record(decode(RunFinished, json.loads(event.data_json)).run) if event is not None else None
-        except (db.errors.HistoryError, ValueError) as error:
-            log.warning("%s: its last run is not known from the history: %s", session.node.name, error)
-            return
-        if run is not None:
-            key = (run.recipe_hash, run.tier_from, run.tier_to is Tier.ARMED)
-            session.recall(run, await self._baseline(session.node.name, key, before=run.run_uid))
-
-    async def _baseline(self, node: str, key: BaselineKey, before: str | None = None) -> StageBaseline | None:
-        recipe_hash, tier, armed = key
-        try:
-            found = await asyncio.to_thread(
-                self.history.baseline, node, recipe_hash, tier.value, before=before, armed=armed
-            )
-        except db.errors.HistoryError as error:
-            log.warning("no baseline: %s", error)
-            return None
-        if found is None:
-            return None
-        return StageBaseline(found.count, found.wall_ns, found.stages_ns, found.recent_wall_ns)
 
     def _on_durable(self, journal_uuid: str, seq: int) -> None:
         """From the writer's thread."""

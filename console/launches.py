@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from console.errors import GlowplugError, LinkError, NodeUnreachable, RequestRefused
@@ -22,10 +23,16 @@ from remote_agent.protocol.messages import (
 )
 from remote_agent.recipe import recipe_hash
 
+CALLED_OFF = "called_off"
+"""Code of the failure of a run that was not wanted any more when its turn came."""
+
 LOST_S = 120.0
 """A run on a node that has been out of reach for so long gives its place to the next."""
 
 log = logging.getLogger(__name__)
+
+Unless = Callable[[], Awaitable[str]]
+"""Is asked when a run's turn has come after a wait: why not to start it any more, or nothing. Does not raise."""
 
 
 @dataclass
@@ -36,6 +43,7 @@ class _Launch:
     recipe: Recipe
     method: str
     noticed: asyncio.Future[None]
+    unless: Unless | None = None
     is_sent: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -49,14 +57,22 @@ class Launches:
         self._lost_s = lost_s
         self._waiting: dict[str, _Launch] = {}
 
-    async def launch(self, session: Session, run_uid: str, recipe: Recipe, timeout_s: float, arm: bool = False) -> None:
+    async def launch(
+        self,
+        session: Session,
+        run_uid: str,
+        recipe: Recipe,
+        timeout_s: float,
+        arm: bool = False,
+        unless: Unless | None = None,
+    ) -> None:
         """Start a run, or leave it in the queue when every place is taken; with ``arm`` one without weights.
 
         Raises: RequestRefused by the node; NodeUnreachable, and then the run either was
         not started or, where the node could not say, is still being asked about.
         """
         method = "standby.start" if arm else "run.start"
-        launch = _Launch(run_uid, recipe, method, asyncio.get_running_loop().create_future())
+        launch = _Launch(run_uid, recipe, method, asyncio.get_running_loop().create_future(), unless)
         launch.noticed.add_done_callback(_look_at)
         session.apply(RunQueued(self._waiting_view(run_uid, recipe)))
         self._waiting[run_uid] = launch
@@ -95,9 +111,13 @@ class Launches:
 
     async def _carry(self, session: Session, launch: _Launch) -> None:
         try:
-            if self.places.is_full:
+            waits = self.places.is_full
+            if waits:
                 launch.noticed.set_result(None)
             async with self.places:
+                if waits and launch.unless is not None and (why := await launch.unless()):
+                    session.apply(RunDropped(launch.run_uid, time.time_ns(), Failure(CALLED_OFF, why)))
+                    return
                 await self._start(session, launch)
                 self._waiting.pop(launch.run_uid, None)
                 await self._stay(session, launch.run_uid)

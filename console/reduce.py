@@ -14,6 +14,7 @@ from console import runlog
 from console.runviews import advance, finish, from_record, progressed, staged, with_baseline
 from console.state import (
     BASELINES_KEPT,
+    GONE_KEPT,
     LOG_LINES,
     RESIDENTS_KEPT,
     RUNS_KEPT,
@@ -142,6 +143,8 @@ def _sample(state: NodeState, change: SampleReceived) -> NodeState:
 
 
 def _resident(state: NodeState, data: ResidentChanged) -> NodeState:
+    if data.state == "gone":
+        state = replace(state, gone=(*state.gone, data)[-GONE_KEPT:])
     if state.residents is None:
         return state
     key = (data.resident.run_uid, data.resident.device)

@@ -21,6 +21,7 @@ from remote_agent.protocol.messages import (
     Probe,
     Progress,
     Resident,
+    ResidentChanged,
     RunRecord,
     RunState,
     Sample,
@@ -32,6 +33,7 @@ from remote_agent.protocol.messages import (
 LOG_LINES = 200
 RUNS_KEPT = 20
 RESIDENTS_KEPT = 256
+GONE_KEPT = 64
 BASELINES_KEPT = 256
 
 
@@ -134,7 +136,8 @@ class NodeState:
     """Everything a panel draws. Remote text in here has passed `clean`.
 
     ``clock_offset_ns``: console monotonic minus host monotonic, the smallest seen.
-    ``latest_run`` is the run a panel shows. ``residents`` is None until the node was asked.
+    ``latest_run`` is the run a panel shows. ``residents`` is None until the node was asked; ``gone`` are those that
+    left, with why, the newest last.
     ``seq`` is the newest event of ``journal_uuid`` in here. ``baselines`` are history's
     medians.
     """
@@ -147,6 +150,7 @@ class NodeState:
     probe: Probe | None = None
     host: HostSample | None = None
     residents: tuple[Resident, ...] | None = None
+    gone: tuple[ResidentChanged, ...] = ()
     runs: Mapping[str, RunView] = field(default_factory=dict)
     latest_run: str | None = None
     clock_offset_ns: int | None = None

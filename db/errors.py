@@ -12,6 +12,7 @@ HistoryError
 ├── RolloutError                a rollout can't be begun or changed as it stands
 │   ├── LeaseHeldError          another process carries it out; says which, and for how long at least
 │   └── LeaseLostError          another process has taken it over
+├── WatchHeldError              another process watches a node for that recipe; says which
 └── WriterFullError             the writer takes no more until it has caught up
 """
 
@@ -78,6 +79,17 @@ class LeaseHeldError(RolloutError):
 
 class LeaseLostError(RolloutError):
     """The rollout was taken over; nothing more may be done by who had it before."""
+
+
+class WatchHeldError(HistoryError):
+    """Another process watches a node for that recipe."""
+
+    def __init__(self, node: str, recipe: str, holder: str, left_s: float) -> None:
+        super().__init__(
+            f"{node} is watched for {recipe} by {holder}; its lease has {left_s:.1f} s left unless it is renewed"
+        )
+        self.node = node
+        self.holder = holder
 
 
 class WriterFullError(HistoryError):

@@ -12,6 +12,7 @@ from sqlite_utils import Database, Migrations
 
 from db.errors import HistoryError
 from db.rollout_tables import ROLLOUT_TABLES
+from db.watch_tables import WATCH_TABLES
 
 APPLICATION_ID = 0x474C4F57
 """``GLOW``: marks the file as a history of ours."""
@@ -153,7 +154,14 @@ def create_rollout_tables(db: Database) -> None:
         db.execute(statement)
 
 
-NEWEST = 2
+@migrations(name="0003_watches")
+def create_watch_tables(db: Database) -> None:
+    """Create what says who watches a node."""
+    for statement in WATCH_TABLES:
+        db.execute(statement)
+
+
+NEWEST = 3
 """The schema that this program writes: the number of the newest migration."""
 
 

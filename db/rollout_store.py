@@ -6,22 +6,15 @@ expired, and whoever lost it can't store anything more, so it does nothing more.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sqlite3
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from db.database import connect, explained, identity, refuse_replaced
+from db.database import explained
 from db.errors import LeaseHeldError, LeaseLostError, RolloutError
+from db.lease_store import NS_PER_S, LeaseStore
 from db.rollout_records import CommandRow, Entry, Lease, RolloutNodeRow, RolloutRow, TimelineRow, Turn
 from db.rollouts import COMMAND_COLUMNS, TIMELINE_COLUMNS, command_row, find_row, rollout_row
-
-LEASE_S = 10.0
-NS_PER_S = 1_000_000_000
 
 _ADD_ENTRY = (
     "INSERT INTO rollout_timeline (rollout_id, t_wall_ns, kind, what, node, attempt, intent_id, data_json)"
@@ -34,29 +27,8 @@ _SET_NODE = (
 )
 
 
-class RolloutStore:
-    """Writes to a history that `db.database.open_history` has opened. May be used from any thread, one call at a time.
-
-    ``holder`` names this process and nobody else. ``clock_ns`` is wall time.
-
-    Raises: HistoryError if the history can't be opened for writing, and by every method where it can't be written.
-    """
-
-    def __init__(
-        self, path: Path, holder: str, lease_s: float = LEASE_S, clock_ns: Callable[[], int] = time.time_ns
-    ) -> None:
-        self.holder = holder
-        self.lease_s = lease_s
-        self._path = Path(os.path.realpath(path))
-        self._clock_ns = clock_ns
-        self._connection = connect(self._path, read_only=False)
-        self._identity = identity(self._path)
-        self._connection.row_factory = sqlite3.Row
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+class RolloutStore(LeaseStore):
+    """Rollouts, each with a lease of its own."""
 
     # --- whose turn it is -----------------------------------------------------
 
@@ -171,9 +143,6 @@ class RolloutStore:
 
     # --- within -------------------------------------------------------------------
 
-    def _until(self, now_ns: int) -> int:
-        return now_ns + round(self.lease_s * NS_PER_S)
-
     def _keep(self, connection: sqlite3.Connection, rollout_uid: str, now_ns: int) -> int:
         """Renew the lease and return the rollout's number. Raises: LeaseLostError."""
         kept = connection.execute(
@@ -185,20 +154,6 @@ class RolloutStore:
             by = row.lease.holder if row.lease is not None else "another, which has ended"
             raise LeaseLostError(f"rollout {row.name} was taken over by {by}; nothing more is done here")
         return int(kept["rollout_id"])
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        with self._lock, explained(self._path):
-            connection = self._connection
-            refuse_replaced(self._path, self._identity)
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection, self._clock_ns()
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
 
 
 def lease_of(row: RolloutRow, now_ns: int) -> Lease | None:

@@ -52,6 +52,19 @@ def listed(history: History, limit: int = 20, unfinished: bool = False) -> tuple
         return tuple(rollout_row(row) for row in rows)
 
 
+def claims(history: History, node: str) -> tuple[str, ...]:
+    """Return, a line each, which rollouts that are not over have the node out of its traffic or under way."""
+    with history.snapshot() as connection:
+        rows = connection.execute(
+            "SELECT rollouts.name, rollout_nodes.state, is_out FROM rollout_nodes JOIN rollouts USING (rollout_id)"
+            " WHERE finished_ns IS NULL AND node = ? AND (is_out OR rollout_nodes.state IN"
+            " ('draining', 'warming', 'verifying', 'shifting', 'unknown')) ORDER BY rollout_id",
+            (node,),
+        )
+        out = {True: " and has it out of traffic", False: ""}
+        return tuple(f"rollout {row['name']} is at it ({row['state']}){out[bool(row['is_out'])]}" for row in rows)
+
+
 def command(history: History, command_id: int) -> CommandRow | None:
     """Return a command with its answer, as far as there is one."""
     with history.snapshot() as connection:

@@ -9,6 +9,7 @@ import json
 import logging
 import logging.handlers
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -113,6 +114,12 @@ def current_actor() -> Actor:
     except (KeyError, OSError):
         user = f"uid {os.getuid()}"
     return Actor(clean(user, 80) or "unknown", clean(socket.gethostname(), 80) or "unknown")
+
+
+def lease_holder() -> str:
+    """Return a name that this process has and no other, to hold leases by."""
+    host = clean(socket.gethostname(), 80) or "unknown"
+    return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class FilePath(click.Path):

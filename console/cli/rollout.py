@@ -8,6 +8,7 @@ import click
 
 import db.errors
 from console.cli import rollout_verbs as verbs
+from console.cli.ahead import ahead_options, read_schedule
 from console.cli.common import Context, emit, json_option
 from console.config import Config, Node
 from console.errors import HistoryError
@@ -51,19 +52,26 @@ def plan(context: Context, name: str, as_json: bool) -> int:
 
 @command.command("start")
 @click.argument("name")
+@ahead_options
 @json_option
 @click.pass_obj
-def start(context: Context, name: str, as_json: bool) -> int:
+def start(context: Context, name: str, at: str | None, every: str | None, as_json: bool) -> int:
     """Carry out rollout NAME in this terminal, to its end; progress is told on stderr.
 
     While it waits for you, the other verbs reach it from another terminal. Ctrl-C pauses it and ends this: what runs
     on nodes goes on there, hooks that move traffic are waited for (once more, and they are killed), and
     `glowplug rollout resume NAME` takes it up again.
 
+    With --at or --every it is planned and begun when it is time, as `glowplug warm --help` says of these; fleet.toml is
+    that of now. One that is not over when the next is due is not begun twice.
+
     Exit codes: 0 all ready or skipped, 1 a node failed, 2 usage, configuration, or a rollout of that name or with one
     of these nodes is not over, 4 aborted, 130 interrupted.
     """
+    schedule = read_schedule(at, every)
     config = context.load_config()
+    if schedule is not None:
+        return verbs.start_ahead(context, config, lambda: _planned(context, config, name), schedule, as_json)
     return verbs.start_planned(context, config, _planned(context, config, name), as_json)
 
 

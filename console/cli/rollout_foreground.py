@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
-import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 import db.errors
-from console.clean import clean
-from console.cli.common import Context, current_actor, run_async, say
+from console.cli.common import Context, current_actor, lease_holder, run_async, say
 from console.config import Config
 from console.errors import GlowplugError, HistoryError
 from console.fleet import Fleet
@@ -32,10 +28,9 @@ from remote_agent.protocol.messages import Recipe
 @contextlib.contextmanager
 def opened_store(context: Context) -> Iterator[RolloutStore]:
     """Open the history for rollouts, made and brought up to date where needed. Raises: HistoryError, inside too."""
-    host = clean(socket.gethostname(), 80) or "unknown"
-    holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
     try:
-        with contextlib.closing(RolloutStore(open_history(context.locations.history_file).path, holder)) as store:
+        path = open_history(context.locations.history_file).path
+        with contextlib.closing(RolloutStore(path, lease_holder())) as store:
             yield store
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error
@@ -52,21 +47,21 @@ class Foreground:
 
     def start(self, config: Config, planned: Plan, recipe: Recipe) -> tuple[str, RolloutState]:
         """Begin a rollout and carry it out; return its uid and last state. Raises: HistoryError, Interrupted."""
+        return run_async(self.begin(config, planned, recipe), self.explain)
+
+    async def begin(self, config: Config, planned: Plan, recipe: Recipe) -> tuple[str, RolloutState]:
+        """`start`, on an event loop that runs already. Raises: HistoryError."""
         settings, uid = Settings(planned.rollout, recipe), uuid.uuid4().hex
         self._name = planned.rollout.name
-
-        async def work() -> RolloutState:
-            async with self._context.fleet(config, [node.name for node in planned.nodes]) as fleet:
-                await _until_reached_or_not(fleet)
-                effects = FleetEffects(fleet, uid, settings, self._context.environ)
-                down = [node for node, reason in effects.down().items() if reason is not None]
-                batches = [[node.name for node in batch.nodes] for batch in planned.batches]
-                state = begin(planned.rules, batches, down)
-                self._store.create(_new_row(uid, settings, state), node_rows(state))
-                say(f"rollout {self._name} ({short_uid(uid)})")
-                return await self._carry_out(uid, effects)
-
-        return uid, run_async(work(), self._explain)
+        async with self._context.fleet(config, [node.name for node in planned.nodes]) as fleet:
+            await _until_reached_or_not(fleet)
+            effects = FleetEffects(fleet, uid, settings, self._context.environ)
+            down = [node for node, reason in effects.down().items() if reason is not None]
+            batches = [[node.name for node in batch.nodes] for batch in planned.batches]
+            state = begin(planned.rules, batches, down)
+            self._store.create(_new_row(uid, settings, state), node_rows(state))
+            say(f"rollout {self._name} ({short_uid(uid)})")
+            return uid, await self._carry_out(uid, effects)
 
     def take_over(self, row: RolloutRow, verb: str, arguments: Mapping[str, object]) -> RolloutState:
         """Go on with a rollout that nobody carries out, and ask that of it; return its last state.
@@ -87,7 +82,7 @@ class Foreground:
 
         self._store.take(row.rollout_uid)  # before anything else: it may be another's
         try:
-            return run_async(work(), self._explain)
+            return run_async(work(), self.explain)
         finally:
             self._store.give_back(row.rollout_uid)
 
@@ -98,7 +93,8 @@ class Foreground:
         finally:
             self._store.give_back(uid)
 
-    def _explain(self) -> str:
+    def explain(self) -> str:
+        """Return what to say where this was interrupted."""
         if self._controller is None:
             return f"interrupted; nothing was done for rollout {self._name}"
         state = self._controller.state

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import click
 
 import db.errors
 from console.clean import clean
+from console.cli.ahead import Done, run_ahead
 from console.cli.common import Context, current_actor, emit, json_option, say
 from console.cli.rollout_foreground import Foreground, exit_code, opened_store
 from console.config import Config
@@ -17,6 +18,7 @@ from console.rollout.idle import apply_idle
 from console.rollout.plan import Plan
 from console.rollout.states import RolloutState
 from console.rollout.status_text import one_line, row_document, status_document, status_lines
+from console.schedules import Schedule
 from db import rollouts
 from db.queries import History
 from db.rollout_records import RolloutRecord, RolloutRow
@@ -35,6 +37,29 @@ def start_planned(context: Context, config: Config, planned: Plan, as_json: bool
     with opened_store(context) as store:
         uid, state = Foreground(context, store).start(config, planned, config.recipe(planned.rollout.recipe))
     return _ended(context, uid, state, as_json)
+
+
+def start_ahead(context: Context, config: Config, plan: Callable[[], Plan], schedule: Schedule, as_json: bool) -> int:
+    """Carry a rollout out at each of its times, planned anew each time."""
+    name = plan().rollout.name  # a mistake is told now
+    foreground: Foreground | None = None
+
+    async def due() -> Done:
+        nonlocal foreground
+        planned = plan()
+        with opened_store(context) as store:
+            foreground = Foreground(context, store)
+            uid, state = await foreground.begin(config, planned, config.recipe(planned.rollout.recipe))
+        record = _read(context, uid)
+        if not as_json:
+            click.echo(one_line(record.row, time.time_ns()))
+        return Done(exit_code(state), status_document(record, time.time_ns()))
+
+    def explain() -> str:
+        return foreground.explain() if foreground is not None else f"interrupted; rollout {name} was not started"
+
+    context.start_log()
+    return run_ahead(schedule, due, explain, as_json)
 
 
 @click.command("status")

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import click
 
 from console import report
+from console.cli.ahead import Done, ahead_options, read_schedule, run_ahead
 from console.cli.common import Context, confirm, emit, json_option, run_async, say, yes_option
 from console.cli.follow import Following
 from console.config import Config
+from console.errors import UsageError
 from console.format import counted, short_uid
 from remote_agent.protocol.messages import Recipe
 
@@ -19,11 +21,20 @@ from remote_agent.protocol.messages import Recipe
 @click.argument("node", nargs=-1, required=True)
 @click.option("--parallel", type=click.IntRange(1, 1000), help="Runs at one time; the configuration's by default.")
 @click.option("--wait/--no-wait", default=True, help="Wait until each run is over, or only until it is accepted.")
+@ahead_options
 @yes_option
 @json_option
 @click.pass_obj
 def command(
-    context: Context, recipe: str, node: tuple[str, ...], parallel: int | None, wait: bool, yes: bool, as_json: bool
+    context: Context,
+    recipe: str,
+    node: tuple[str, ...],
+    parallel: int | None,
+    wait: bool,
+    at: str | None,
+    every: str | None,
+    yes: bool,
+    as_json: bool,
 ) -> int:
     """Warm RECIPE on each NODE: a name, tag:NAME, a pattern, or all.
 
@@ -38,30 +49,60 @@ def command(
 
     With --no-wait, too, no more than --parallel runs load at once.
 
+    With --at or --every this waits in the foreground until it is time and says when that is; recipe and nodes are
+    those of now. A machine that slept catches up once. What still goes on when the next is due is not started twice.
+    A time that a change of the clock skips comes at the next valid moment, one that comes twice the first time. With
+    --json each thing that happens is one line of JSON.
+
     Exit codes: 0 all ready (--no-wait: accepted), 1 a run failed, 3 a node out of
     reach, 4 not confirmed, 130 interrupted.
     """
+    schedule = read_schedule(at, every)
+    if every is not None and not wait:
+        raise UsageError("--every waits for each run, so that none is started twice: leave --no-wait out")
     config = context.load_config()
     wanted = config.recipe(recipe)
     names = [one.name for one in config.select(node)]
-    _announce(config, wanted, names, node, yes)
+    announce("warm", config, wanted, names, node, yes)
     context.start_log()
     following = Following()
+    if schedule is not None:
+
+        async def due() -> Done:
+            nonlocal following
+            following = Following()
+            await _warm(context, config, wanted, names, parallel, wait, following)
+            if not as_json:
+                _show(following)
+            return Done(following.exit_code, _document(following))
+
+        return run_ahead(schedule, due, lambda: _explain(following), as_json)
     run_async(_warm(context, config, wanted, names, parallel, wait, following), lambda: _explain(following))
     if as_json:
-        emit({"runs": following.documents(), "errors": following.errors()})
+        emit(_document(following))
     else:
-        for outcome in following.outcomes.values():
-            if outcome.run is not None:
-                click.echo(report.one_line(report.of_view(outcome.node, outcome.run)))
+        _show(following)
     return following.exit_code
 
 
-def _announce(config: Config, recipe: Recipe, names: Sequence[str], selectors: Sequence[str], yes: bool) -> None:
-    say(f"warm {recipe.name} ({recipe.model.path}) on {counted(len(names), 'node')}: {', '.join(names)}")
+def _show(following: Following) -> None:
+    for outcome in following.outcomes.values():
+        if outcome.run is not None:
+            click.echo(report.one_line(report.of_view(outcome.node, outcome.run)))
+
+
+def _document(following: Following) -> dict[str, object]:
+    return {"runs": following.documents(), "errors": following.errors()}
+
+
+def announce(
+    verb: str, config: Config, recipe: Recipe, names: Sequence[str], selectors: Sequence[str], yes: bool
+) -> None:
+    """Name the nodes, and ask where a tag or a pattern chose them. Raises: Aborted."""
+    say(f"{verb} {recipe.name} ({recipe.model.path}) on {counted(len(names), 'node')}: {', '.join(names)}")
     known = {node.name for node in config.nodes}
     if not known.issuperset(selectors):
-        confirm(f"Warm {counted(len(names), 'node')}?", yes)
+        confirm(f"{verb.capitalize()} {counted(len(names), 'node')}?", yes)
 
 
 async def _warm(

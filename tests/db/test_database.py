@@ -192,21 +192,25 @@ def test_an_older_schema_is_brought_up_to_date_with_all_that_it_holds(
     def roll_out(db: Database) -> None:
         raise AssertionError("and so was the second")
 
-    @later(name="0003_third")
+    @later(name="0003_watches")
+    def watch(db: Database) -> None:
+        raise AssertionError("and so was the third")
+
+    @later(name="0004_fourth")
     def add(db: Database) -> None:
         db.execute("ALTER TABLE nodes ADD COLUMN note TEXT")
 
     monkeypatch.setattr(migrations, "migrations", later)
     for module in (migrations, database):
         monkeypatch.setattr(module, "NEWEST", NEWEST + 1)
-    with pytest.raises(HistoryError, match="has schema 2; start the console once to bring it to 3"):
+    with pytest.raises(HistoryError, match=f"has schema {NEWEST}; start the console once to bring it to {NEWEST + 1}"):
         connect(filled_path, read_only=True)
     open_history(filled_path)
     opened = open_history(filled_path)
 
     assert opened.moved_aside is None
     with contextlib.closing(connect(filled_path, read_only=True)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (NEWEST + 1,)
         assert connection.execute("SELECT name, note FROM nodes").fetchall() == [("gpu-1", None)]
     assert contents(filled_path).keys() == before.keys()
     assert contents(filled_path)["events"] == before["events"]

@@ -1,0 +1,1 @@
+"""Keeps a recipe at a tier on chosen nodes: what is seen of a node, a pure machine for each, and who drives them."""
