@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are cheap to define: what all have in common is compiled once, ``__init__`` when it is called.
+"""Frozen dataclasses that are cheap to define: what they have in common is compiled once, ``__init__`` when called.
 
 `dataclasses.dataclass` writes and compiles six methods for each class, which for the protocol's types took half of the
 time that a process of the agent needs to start; and each makes objects of few of them.
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(*, frozen: Literal[True]) -> Callable[[type[T]], type[T]]:
-        """Make a class what ``dataclasses.dataclass(frozen=True)`` makes of it."""
+        """Make a class what ``dataclasses.dataclass(frozen=True)`` makes of it.
+
+        Raises: TypeError for a field that is not to be given, shown or compared, which these can't have
+        """
 
         def make(cls: type[T]) -> type[T]:
             made = dataclasses.dataclass(init=False, eq=False, repr=False)(cls)
+            if not all(one.init and one.repr and one.compare for one in dataclasses.fields(made)):
+                raise TypeError(f"{cls.__qualname__}: every field is given, shown and compared")
             made.__init__ = _compile_later(made)
             made.__eq__, made.__hash__, made.__repr__ = _equal, _hash, _show
             made.__setattr__ = made.__delattr__ = _refuse
@@ -39,7 +44,7 @@ def _compile_later(cls: type[Any]) -> Callable[..., None]:
         ]
         checks = {"__post_init__": cls.__post_init__} if hasattr(cls, "__post_init__") else {}
         twin = dataclasses.make_dataclass(cls.__name__, fields, namespace=checks, frozen=True, eq=False, repr=False)
-        cls.__init__ = twin.__init__
+        cls.__init__ = vars(twin)["__init__"]
         cls.__init__(self, *args, **named)
 
     return __init__

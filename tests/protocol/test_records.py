@@ -75,6 +75,17 @@ def test_values_are_checked_from_the_first_object_on() -> None:
     assert Range(10, last=11).last == 11
 
 
+@pytest.mark.parametrize("what", ["init", "repr", "compare"])
+def test_a_field_that_does_not_count_is_refused(what: str) -> None:
+    """Where the class is defined, not when two of them are compared."""
+
+    class Odd:
+        field: int = dataclasses.field(default=1, **{what: False})
+
+    with pytest.raises(TypeError, match="every field is given, shown and compared"):
+        records.dataclass(frozen=True)(Odd)
+
+
 def test_each_object_has_a_default_of_its_own() -> None:
     """What a factory makes is shared by none."""
     one, other = ours("a"), ours("a")

@@ -19,7 +19,7 @@ from console.widgets.paint import plain
 from tests.console.ui import scenes
 from tests.console.ui.fake_fleet import FakeFleet
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 def make_app(states: Iterable[NodeState] | None = None, **options: Any) -> GlowplugApp:
