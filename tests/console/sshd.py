@@ -73,7 +73,8 @@ class Sshd:
     """One server. ``shell``: argv prefix that gets ``-c COMMAND`` in place of the account's login shell.
 
     ``inside``: what stands before an argv that runs on the host of that ``address``; this machine by default.
-    ``environment``: what logins get; the start-up files of whoever runs the tests, which bash would read, stay out.
+    ``environment``: what logins get, unless ``options`` set one. HOME is an empty folder by default: a login shell
+    reads the account's start-up files, which may take longer than the test and wait for each other.
     """
 
     def __init__(
@@ -93,6 +94,8 @@ class Sshd:
         self.log = directory / "sshd.log"
         self.known_hosts = directory / "known_hosts"
         self.known_hosts.write_text(self.known_hosts_line() + "\n")
+        home = directory / "home"  # the first SetEnv counts
+        home.mkdir(exist_ok=True)
         public = self.user_key.with_suffix(".pub").read_text()
         wrap = directory / "wrap"
         wrap.write_text(f'#!/bin/sh\nexec {shell or "/bin/sh"} -c "$SSH_ORIGINAL_COMMAND"\n')
@@ -100,14 +103,14 @@ class Sshd:
         prefix = f'command="{wrap}" ' if shell else ""
         (directory / "authorized_keys").write_text(prefix + public)
         (directory / "authorized_keys").chmod(0o600)
-        given = {"SHLVL": "1", **(environment or {})}  # bash takes itself for one that another shell started
+        # With SHLVL bash takes itself for one that another shell started, and reads no start-up files of the host's.
+        given = {"HOME": str(home), "SHLVL": "1", **(environment or {})}
         settings = " ".join(f'"{name}={value}"' for name, value in given.items())
         lines = [
             f"Port {self.port}", f"ListenAddress {address}", f"HostKey {self.host_key}",
             f"AuthorizedKeysFile {directory / 'authorized_keys'}", f"PidFile {self._pid_file}",
             "StrictModes no", "UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no",
-            "PermitRootLogin yes", "AllowTcpForwarding yes",
-            f"SetEnv {settings}", *options,
+            "PermitRootLogin yes", "AllowTcpForwarding yes", *options, f"SetEnv {settings}",
         ]  # fmt: skip
         (directory / "sshd_config").write_text("\n".join(lines) + "\n")
         self.process: subprocess.Popen[bytes] | None = None

@@ -19,8 +19,9 @@ import pytest
 
 from console.config_nodes import Node
 from console.deployment.agent_file import AgentFile, build_installed
-from console.deployment.upgrade import Order, Outcome, deploy
+from console.deployment.upgrade import SPARE_BYTES, Order, Outcome, deploy
 from console.errors import DeployFailed, LinkError
+from console.format import size_text
 from remote_agent.agentd.daemon import holder
 from remote_agent.versions import Versions, digest_of
 from tests.console.links import gate, soon
@@ -198,7 +199,8 @@ async def test_a_disk_that_fills_up_during_the_upload_costs_nothing(
     assert left == [much]
     assert again.installed is None
     assert [problem.code for problem in again.problems] == ["full", "state_full", "state_noexec"]
-    assert "has 0 B free, 1.49 MB are needed; free some there" in again.problems[0].line()
+    needed = size_text(len(files[0].content) + SPARE_BYTES)
+    assert f"has 0 B free, {needed} are needed; free some there" in again.problems[0].line()
 
 
 @pytest.mark.faults

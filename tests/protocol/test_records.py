@@ -47,6 +47,53 @@ def test_equal_ones_are_one_in_a_set() -> None:
         hash(ours("a", {}))
 
 
+def test_what_is_missing_or_too_much_is_named() -> None:
+    """Also when it is the first object of its class."""
+    first = define(records.dataclass(frozen=True))
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"Thing.__init__\(\) missing 1 required positional argument: 'name'"):
+            first()
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nmae'"):
+            first("a", nmae="b")
+
+
+def test_values_are_checked_from_the_first_object_on() -> None:
+    """By ``__post_init__``, which sees them all."""
+
+    @records.dataclass(frozen=True)
+    class Range:
+        first: int
+        last: int = 9
+
+        def __post_init__(self) -> None:
+            if self.first > self.last:
+                raise ValueError(f"first: {self.first} is after {self.last}")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="first: 10 is after 9"):
+            Range(10)
+    assert Range(10, last=11).last == 11
+
+
+@pytest.mark.parametrize("what", ["init", "repr", "compare"])
+def test_a_field_that_does_not_count_is_refused(what: str) -> None:
+    """Where the class is defined, not when two of them are compared."""
+
+    class Odd:
+        field: int = dataclasses.field(default=1, **{what: False})
+
+    with pytest.raises(TypeError, match="every field is given, shown and compared"):
+        records.dataclass(frozen=True)(Odd)
+
+
+def test_each_object_has_a_default_of_its_own() -> None:
+    """What a factory makes is shared by none."""
+    one, other = ours("a"), ours("a")
+    one.sizes["x"] = 1
+
+    assert other.sizes == {}
+
+
 def test_nothing_in_one_can_be_changed() -> None:
     """A changed one is a new one."""
     thing = ours("a", limit=3)

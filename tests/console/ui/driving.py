@@ -20,7 +20,7 @@ from tests.console.ui import scenes
 from tests.console.ui.fake_fleet import FakeFleet
 from tests.console.ui.fake_rollouts import FakeRollouts
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 def make_app(states: Iterable[NodeState] | None = None, **options: Any) -> GlowplugApp:
