@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from console.heap import Portions
 from console.locations import Locations
 from console.transports.ssh_oracle import Oracle
 
@@ -51,6 +52,7 @@ class Gate:
     connects: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECT_LIMIT))
     agents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AGENT_LIMIT))
     bastions: dict[object, object] = field(default_factory=dict)
+    portions: Portions = field(default_factory=Portions)
     oracle: Oracle = field(init=False)
     said: set[tuple[str, str]] = field(default_factory=set)
 
