@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { command -v $$python; break; }; \
 	done)
 
-.PHONY: help run test check format setup dist bench bench-gpu faults lock clean
+.PHONY: help run test check format setup dist bench bench-gpu bench-links faults lock clean
 
 help:
 	@echo 'make run      set up, then open the console on three nodes of this machine'
@@ -17,6 +17,7 @@ help:
 	@echo 'make format   fix formatting and what lint can fix'
 	@echo 'make faults   200 rounds that kill and stop processes in runs and rollouts'
 	@echo 'make bench    the loader against safetensors on this CPU'
+	@echo 'make bench-links    300 links to real sshds: connect, stalls, memory, storms; as root'
 	@echo 'make bench-gpu OUT=FOLDER    on a GPU host: every figure of docs/performance.md'
 	@echo 'make dist     both wheels and glowplug-agent.pyz, in dist/'
 	@echo 'make lock     pin anew what development and CI install'
@@ -56,6 +57,9 @@ ROUNDS ?= 200
 
 faults: setup
 	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out "$(OUT)")
+
+bench-links: setup
+	@$(BIN)/python -m tests.faults.many_links $(BENCH_ARGS) $(if $(OUT),--out "$(OUT)")
 
 # The host's own Python, which has a torch for its GPU; .venv has one for CPUs.
 GPU_PYTHON ?= python3

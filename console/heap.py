@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 CONNECTIONS_A_COLLECTION = 32
 """A lost SSH connection leaves about a hundred objects that hold each other."""
 
-_over = itertools.count(1)
+STEPS = 4
+"""Of the event loop, after which what waited for a connection's end holds nothing of it any more."""
 
 
 @contextmanager
@@ -28,7 +28,28 @@ def settled_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
-def connection_over() -> None:
-    """Note on the event loop that a connection was let go of; once there are some, what they leave is collected."""
-    if next(_over) % CONNECTIONS_A_COLLECTION == 0:
-        asyncio.get_running_loop().call_soon(gc.collect)
+def forget_frames(error: BaseException | None) -> None:
+    """Keep an error without what its tracebacks hold: the connection that was lost, and all that hung on it.
+
+    Links behind one bastion are told of its end by one and the same error.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+class Portions:
+    """Where hundreds of connections end at one moment, lets go of them one after the other, and collects in between."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._count = 0
+
+    async def let_go(self) -> None:
+        """Wait for the moment at which a connection that is over may become garbage."""
+        async with self._turn:
+            for _ in range(STEPS):
+                await asyncio.sleep(0)
+            self._count += 1
+            if self._count % CONNECTIONS_A_COLLECTION == 0:
+                gc.collect()

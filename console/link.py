@@ -18,6 +18,7 @@ from collections.abc import Callable
 from console.clean import clean
 from console.config_nodes import Node
 from console.errors import GlowplugError, LinkError, LinkLost, NodeUnreachable
+from console.heap import forget_frames
 from console.link_session import LinkSink, Session, Timing
 from console.state import LinkState, LinkStatus
 from console.transports.base import OpenStream, unbroken
@@ -139,7 +140,7 @@ class NodeLink:
             self._session = None
             if session is not None:
                 await unbroken(session.close(clean(str(self.error or "the link was stopped"))))
-            _forget_frames(self.error)
+            forget_frames(self.error)
         ended_s = self._clock()
         if not isinstance(self.error, LinkLost):
             self._failures += 1
@@ -164,13 +165,6 @@ class NodeLink:
         since_s = self._down_since_s if is_down and self._down_since_s is not None else self._clock()
         self.state = LinkState(status, since_s, reason, retry_at_s, final, self._failures)
         self._sink.link_changed(self.state)
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Keep an error without what its tracebacks hold, which is the connection that was lost and all that it read."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 def backoff_s(failures: int, timing: Timing, random: Callable[[], float]) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from console.heap import Portions
 from console.locations import Locations
 from console.transports.ssh_oracle import Oracle
 
@@ -53,6 +54,7 @@ class Gate:
     agents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AGENT_LIMIT))
     bastions: dict[object, object] = field(default_factory=dict)
     keys: dict[Path, Shared[Any]] = field(default_factory=dict)
+    portions: Portions = field(default_factory=Portions)
     oracle: Oracle = field(init=False)
     said: set[tuple[str, str]] = field(default_factory=set)
 

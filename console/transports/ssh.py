@@ -16,7 +16,7 @@ import asyncssh
 from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeUnreachable
-from console.heap import connection_over
+from console.heap import Portions, forget_frames
 from console.prompts import PromptQueue
 from console.transports import agent_command, ssh_algorithms
 from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, WRITE_TIMEOUT_S, TimedOut, bounded
@@ -90,7 +90,7 @@ async def open_ssh(
         connection.abort()
         await release()
         raise
-    return SshStream(connection, process, release)
+    return SshStream(connection, process, release, gate.portions)
 
 
 async def open_connection(
@@ -160,8 +160,10 @@ class SshStream:
         connection: Connection,
         process: asyncssh.SSHClientProcess[bytes],
         release: Release,
+        portions: Portions,
     ) -> None:
         self._connection, self._process = connection, process
+        self._portions = portions
         self._release: Release | None = release
         self._error: str | None = None
         self._stderr = b""
@@ -196,7 +198,7 @@ class SshStream:
         self._draining.cancel()
         await asyncio.wait({self._draining}, timeout=CLOSE_TIMEOUT_S)
         await release()
-        connection_over()
+        await self._portions.let_go()
 
     def abort(self) -> None:
         self._connection.abort()
@@ -220,10 +222,11 @@ class SshStream:
         try:
             while data := await self._process.stderr.read(READ_BYTES):
                 self._stderr += data[: NOISE_BYTES - len(self._stderr)]
-        except (asyncssh.Error, OSError):
-            pass
+        except (asyncssh.Error, OSError) as error:
+            forget_frames(error)
 
     def _note(self, error: Exception) -> None:
+        forget_frames(error)
         text = error.reason if isinstance(error, asyncssh.Error) else str(error)
         self._error = self._error or clean(text or type(error).__name__)
 

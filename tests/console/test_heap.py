@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import weakref
 
-from console.heap import CONNECTIONS_A_COLLECTION, connection_over, settled_heap
+from console.heap import CONNECTIONS_A_COLLECTION, Portions, settled_heap
 
 
 class Circle:
@@ -25,15 +26,23 @@ def test_what_was_there_before_is_left_out_of_collections_for_a_while() -> None:
 
 
 async def test_what_lost_connections_leave_is_collected_after_some() -> None:
-    """Also what has grown old, which the interpreter itself would collect late and all at once."""
-    circle = weakref.ref(Circle())
+    """So many end at once, and yet no more than a portion of them is ever garbage."""
+    portions, circles = Portions(), [Circle() for _ in range(3 * CONNECTIONS_A_COLLECTION)]
+    left = [weakref.ref(circle) for circle in circles]
+    most = 0
+
+    async def end(circle: Circle) -> None:
+        nonlocal most
+        await portions.let_go()
+        del circle
+        # Garbage is held by itself alone, and here by the two that count.
+        most = max(most, sum(1 for ref in left if (one := ref()) is not None and sys.getrefcount(one) == 3))
+
     gc.disable()
     try:
-        for _ in range(CONNECTIONS_A_COLLECTION):
-            connection_over()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        ending = [asyncio.ensure_future(end(circles.pop())) for _ in left]
+        await asyncio.gather(*ending)
     finally:
         gc.enable()
 
-    assert circle() is None
+    assert CONNECTIONS_A_COLLECTION // 2 < most <= CONNECTIONS_A_COLLECTION + 1

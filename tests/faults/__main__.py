@@ -72,11 +72,12 @@ def summary(reports: Sequence[Report]) -> dict[str, object]:
     ended: Counter[str] = Counter()
     for one in reports:
         ended.update(one.checked.ended)
-    parts = ("events", "drained", "shifted", "backed_out", "looks")
+    parts = ("events", "drained", "shifted", "backed_out")
     return {
         "rounds": len(reports),
         "survived": sum(not one.problem for one in reports),
         "struck": dict(sorted(struck.items())),
+        "looks": sum(one.looks for one in reports),
         "runs": dict(ended),
         **{name: sum(getattr(one.checked, name) for one in reports) for name in parts},
     }

@@ -23,14 +23,13 @@ from tests.faults.world import NODES, World
 
 @dataclass
 class Checked:
-    """What a round was made of. ``ended``: runs by how they ended; ``looks``: at a rollout that nobody carried out."""
+    """What a round was made of. ``ended``: runs by how they ended; the last three: hooks that came to their end."""
 
     events: int = 0
     ended: dict[str, int] = field(default_factory=dict)
     drained: int = 0
     shifted: int = 0
     backed_out: int = 0
-    looks: int = 0
 
 
 def check_round(world: World, rollout: str | None) -> Checked:

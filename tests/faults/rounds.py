@@ -47,6 +47,7 @@ class Plan:
     stop_s: float
     server: bool
     takes_over: bool
+    retries: int
 
     def __str__(self) -> str:
         what = "sshd, all of it" if self.server else self.target
@@ -57,11 +58,15 @@ class Plan:
 
 @dataclass
 class Report:
-    """What became of a round. ``struck``: what was hit, and where it was; empty where it was gone already."""
+    """What became of a round. ``struck``: what was hit, and where it was; empty where it was gone already.
+
+    ``looks``: at a rollout that nobody carried out.
+    """
 
     plan: Plan
     struck: str = ""
     checked: Checked = field(default_factory=Checked)
+    looks: int = 0
     problem: str = ""
     wall_s: float = 0.0
 
@@ -83,6 +88,7 @@ def plan_of(seed: int) -> Plan:
         stop_s=draw.uniform(0.05, 1.2) + (2 * LEASE_S if takes_over else 0),
         server=target == "sshd" and draw.random() < 0.3,
         takes_over=takes_over,
+        retries=draw.randrange(2),
     )
 
 
@@ -109,7 +115,7 @@ class _Round:
 
     def play(self) -> None:
         plan, world = self.plan, self.world
-        world.prepare(plan.seed, self.name)
+        world.prepare(plan.seed, self.name, plan.retries)
         verb = ("warm", RECIPE, *NODES) if plan.verb == "warm" else ("rollout", "start", self.name)
         console = self.start(*verb)
         until(lambda: world.happened() >= plan.after or self.ended(console) is not None, f"step {plan.after}")
@@ -215,7 +221,7 @@ class _Round:
 
     def look(self, record: RolloutRecord) -> None:
         """See that ``rollout status`` names each node that was drained and is not back in traffic."""
-        self.report.checked.looks += 1
+        self.report.looks += 1
         missing = drained(self.world)
         status = self.start("rollout", "status", self.name, "--json", output="status")
         assert self.wait(status) == 0, self.world.said("status")

@@ -85,7 +85,7 @@ class World:
     def state(self, node: str) -> StateDir:
         return StateDir(self.directory / node / "state")
 
-    def prepare(self, number: int, rollout: str) -> None:
+    def prepare(self, number: int, rollout: str, retries: int) -> None:
         """Begin a round: a recipe that nothing warm fits, a rollout of that name, empty logs."""
         self.hooks.unlink(missing_ok=True)
         for name in NODES:
@@ -97,7 +97,8 @@ class World:
             f"{nodes}[recipes.{RECIPE}]\nmodel = {{ path = {json.dumps(str(self.directory / 'model.safetensors'))} }}\n"
             f"devices = ['cpu']\nenvironment = {{ STUB = '{words}' }}\nrequest = {{ prompt_tokens = {number + 1} }}\n"
             f"[[rollout]]\nname = '{rollout}'\nselector = 'all'\nrecipe = '{RECIPE}'\ncanary = 1\n"
-            "max_unavailable = 2\nmax_failures = 3\nretries = 1\nbackoff_s = 0.2\ngates = [{ tier = 'standby' }]\n"
+            f"max_unavailable = 2\nmax_failures = 3\nretries = {retries}\nbackoff_s = 0.2\n"
+            "gates = [{ tier = 'standby' }]\n"
             f"[rollout.hooks]\nbefore_shift = {hook}\nshift = {hook}\non_abort = {hook}\n"
         )
 
