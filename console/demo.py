@@ -282,7 +282,7 @@ class EmbeddedFleet:
         )
         request = FirstRequest(prompt_tokens=128, shapes=(Shape(1, 128),))
         recipe = Recipe(RECIPE, ModelSource(str(model)), devices=(self._settings.device,), request=request)
-        gate = Gate(measure="first_output", limit_s=10.0, count=3, interval_s=1.0)
+        gate = Gate(measure="first_request", limit_s=10.0, count=3, interval_s=1.0)
         rollout = Rollout(
             ROLLOUT, "all", RECIPE, canary=1, max_unavailable=2, max_failures=2, pause_after=(1,), gates=(gate,)
         )

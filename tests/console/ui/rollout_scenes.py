@@ -154,19 +154,15 @@ def long_timeline(count: int = 300) -> tuple[TimelineRow, ...]:
 
 
 def hostile(payload: str) -> RolloutView:
-    """Return one in which all that hosts, hooks and operators wrote is ``payload``."""
-    nodes = [
-        replace(node, name=f"{payload}{index}", reason=payload, skip_reason=node.skip_reason and payload)
-        for index, node in enumerate(NODES)
-    ]
-    analysis = replace(ANALYSIS, nodes=(nodes[3].name,))
+    """Return one in which all that hosts, hooks and operators wrote is ``payload``; names of nodes are checked."""
+    nodes = [replace(node, reason=payload, skip_reason=node.skip_reason and payload) for node in NODES]
     entries = (
         told("event", "NodeReached", nodes[2].name, state="failed", reason=payload),
         told("outcome", "RunHook", nodes[2].name, code=1, output=[payload, payload]),
         told("event", "GateSampled", analysis=2, gate=0, verdict="fail", reason=payload),
         told("command", payload, by=payload, answer=payload),
     )
-    made = state(nodes, reason=payload, analysis=analysis)
+    made = state(nodes, reason=payload)
     return view(made, payload, entries, name=payload, reason=payload)
 
 

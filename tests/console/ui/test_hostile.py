@@ -176,7 +176,7 @@ class Visit:
             assert isinstance(driver, RecordingDriver)
             self.written = "".join(driver.written)
             await press(self._app, pilot, "ctrl+c")
-            self.copied = self._app.clipboard
+            self.copied += self._app.clipboard
         except BaseException as problem:
             self.problem = problem
             raise
@@ -237,7 +237,8 @@ class Visit:
         await self._press(pilot, "y")
         await until(lambda: bool(rollouts.asked), pilot)
         app.clear_notifications()
-        await self._press(pilot, "ctrl+c", "escape")
+        self.copied += app.screen.copied_text() or ""
+        await self._press(pilot, "escape")
 
     async def _runs(self, pilot: Pilot[int]) -> None:
         fleet = fake(self._app)
