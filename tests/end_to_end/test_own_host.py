@@ -338,7 +338,7 @@ def test_a_host_key_that_has_changed_is_a_hard_stop(
         assert (one.code, one.out) == (3, ""), one
         assert f"has changed: it shows {server.fingerprint()}" in one.err
     assert server.logins() == 0
-    assert server.log.read_text().count("Connection closed by") == len(said)
+    assert server.log.read_text().count("Received disconnect from") == len(said)
     assert server.known_hosts.read_text() == line
 
 
