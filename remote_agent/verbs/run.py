@@ -87,7 +87,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _run(arguments: argparse.Namespace, method: str) -> int:
     recipe = resolve_paths(read_recipe(arguments.recipe), arguments.recipe.parent)
     actor = Actor(hostfacts.user_name(), socket.gethostname())
-    python = tuple(shlex.split(arguments.python))
+    python = tuple(shlex.split(arguments.python)) or (sys.executable,)  # the agent may have been started by another
     params = RunStartParams(str(uuid.uuid4()), recipe, actor, python)
     with contextlib.ExitStack() as clients:
         return _follow(clients, params, arguments, method)

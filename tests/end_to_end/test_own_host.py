@@ -170,45 +170,49 @@ def test_readme_leads_from_a_new_host_to_a_warm_model(
         "glowplug config path",
         "glowplug config example",
         "glowplug config check",
-        "glowplug probe gpu-1",
+        "glowplug deploy gpu-1",
         "ssh gpu-1",
+        "glowplug probe gpu-1",
         "glowplug warm llama gpu-1",
         "glowplug show RUN",
         "glowplug release gpu-1",
         "glowplug park gpu-1",
+        "glowplug warm llama gpu-1",
+        "glowplug verify gpu-1 --recipe llama",
         "glowplug cache list gpu-1",
     ]
     workstation.know(plain, "gpu-1")
     (plain.home / AGENT).unlink()
     (workstation.directory / "dist").mkdir()
     shutil.copy(agent, workstation.directory / "dist")
-    put = workstation.shell(block("sh", "**On each GPU host**"))
+    put = workstation.shell(block("sh", "The same by hand"))
     assert put.code == 0, put
-    assert f"{os.cpu_count()} processors" in put.out
     assert (plain.home / AGENT).read_bytes() == agent.read_bytes()
 
     path = Path(workstation.glowplug("config", "path").out.strip())
     assert path == workstation.config
     text = block("toml", "The least that works").replace("/opt/venv/bin/python", sys.executable)
     workstation.configure(text.replace("/models/llama-2-7b", str(model)))
-    check, probe, _, warm = (workstation.shell(command) for command in commands[2:6])
-    assert (check.code, probe.code, warm.code) == (0, 0, 0), (check, probe, warm)
+    check, deploy, _, probe, warm = (workstation.shell(command) for command in commands[2:7])
+    assert (check.code, deploy.code, probe.code, warm.code) == (0, 0, 0, 0), (check, deploy, probe, warm)
     assert "1 node, 1 recipe, no mistake" in check.out
     assert probe.out.startswith("gpu-1 ")
-    assert "gpu-1: StrictHostKeyChecking accept-new is not followed" in probe.err
+    assert f"{os.cpu_count()} CPUs" in probe.out
     assert "✔ ready" in warm.out
     assert [stage for stage in NATIVE_STAGES if f" {stage} " not in warm.err] == []
 
     run = workstation.glowplug("history", "--json").document["runs"][0]
     assert run["run_uid"][:8] in warm.out
-    show = workstation.shell(commands[6].replace("RUN", run["run_uid"][:8]))
-    park, release = workstation.shell(commands[8]), workstation.shell(commands[7])
+    show = workstation.shell(commands[7].replace("RUN", run["run_uid"][:8]))
+    verify = workstation.shell(commands[11])
+    assert verify.code == 0, verify
+    park, release = workstation.shell(commands[9]), workstation.shell(commands[8])
     assert (show.code, release.code) == (0, 0), (show, release)
     assert all(stage in show.out for stage in (*NATIVE_STAGES, "unattributed"))
     assert "released" in release.out
     assert park.code == 1
     assert "has nothing on a GPU" in park.err
-    cache = workstation.shell(commands[9])
+    cache = workstation.shell(commands[12])
     assert cache.code == 0, cache
 
 
@@ -316,7 +320,7 @@ def test_a_host_key_that_is_not_known_is_shown_and_never_accepted(
     said = workstation.glowplug(*verb)
 
     assert said.code == 3, said
-    assert f"is not known: {server.fingerprint()}" in said.out + said.err
+    assert f"is not known: ED25519 {server.fingerprint()}" in said.out + said.err
     assert server.logins() == 0
     assert not server.known_hosts.exists()
     data = server.host_key.with_suffix(".pub").read_text().split()[1]
@@ -336,7 +340,7 @@ def test_a_host_key_that_has_changed_is_a_hard_stop(
 
     for one in said:
         assert (one.code, one.out) == (3, ""), one
-        assert f"has changed: it shows {server.fingerprint()}" in one.err
+        assert f"has changed: it shows ED25519 {server.fingerprint()}" in one.err
     assert server.logins() == 0
     assert server.log.read_text().count("Received disconnect from") == len(said)
     assert server.known_hosts.read_text() == line
