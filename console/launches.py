@@ -89,7 +89,8 @@ class Launches:
         self._waiting[run_uid] = launch
         launch.task = session.spawn(self._carry(session, launch))
         try:
-            await asyncio.wait_for(asyncio.shield(launch.noticed), timeout_s)
+            async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancel that comes with the answer
+                await asyncio.shield(launch.noticed)
         except TimeoutError:
             text = f"{session.describe_link()}; whether run {run_uid[:8]} was started is not known yet"
             raise NodeUnreachable(text) from None

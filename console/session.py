@@ -203,7 +203,8 @@ class Session:
         self._watchers.append(watch)
         try:
             watch(self.state)
-            return await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancel that comes with the answer
+                return await future
         finally:
             self._watchers.remove(watch)
 

@@ -195,7 +195,8 @@ async def _hang_up(child: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(child.wait(), _HANG_UP_S)
+            async with asyncio.timeout(_HANG_UP_S):
+                await child.wait()
 
 
 def _write_private(path: Path, content: bytes) -> None:
@@ -219,7 +220,8 @@ async def _serve_until_released(order: ServerOrder) -> None:
     finally:
         loop.remove_reader(0)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(server.close(), 5.0)
+            async with asyncio.timeout(5.0):
+                await server.close()
 
 
 def _watch_lifeline(released: asyncio.Event) -> None:
