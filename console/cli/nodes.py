@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from console.cli.common import Context
+import click
+
+from console.clean import clean
+from console.cli.common import Context, emit
 from console.config import Config
 from console.errors import GlowplugError
 from console.fleet import Fleet
@@ -23,6 +26,11 @@ class Answer(Generic[T]):
     value: T | None = None
     error: GlowplugError | None = None
 
+    @property
+    def problem(self) -> str | None:
+        """The error in words."""
+        return str(self.error) if self.error is not None else None
+
 
 async def ask(
     context: Context, config: Config, names: Sequence[str], question: Callable[[Fleet, str], Awaitable[T]]
@@ -37,6 +45,22 @@ async def ask(
 
     async with context.fleet(config, names) as fleet:
         return list(await asyncio.gather(*(one(fleet, name) for name in names)))
+
+
+def show(
+    answers: Sequence[Answer[T]],
+    as_json: bool,
+    document: Callable[[Answer[T]], Mapping[str, object]],
+    lines: Callable[[Answer[T]], Iterable[str]],
+) -> int:
+    """Print one document of all nodes, or the lines of each, cleaned; return the exit code."""
+    if as_json:
+        emit({"nodes": [{"node": one.node, "error": one.problem, **document(one)} for one in answers]})
+    else:
+        for answer in answers:
+            for line in lines(answer):
+                click.echo(clean(line, 1000))
+    return exit_code(answers)
 
 
 def exit_code(answers: Sequence[Answer[T]]) -> int:

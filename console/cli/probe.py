@@ -41,7 +41,7 @@ def command(context: Context, node: tuple[str, ...], as_json: bool) -> int:
                     {
                         "node": answer.node,
                         "probe": encode(answer.value),
-                        "error": str(answer.error) if answer.error else None,
+                        "error": answer.problem,
                     }
                     for answer in answers
                 ]

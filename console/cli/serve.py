@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import click
 
-from console.clean import clean
-from console.cli.common import Context, confirm, emit, json_option, run_async, say, yes_option
-from console.cli.nodes import Answer, ask, exit_code
+from console.cli.common import Context, confirm, json_option, run_async, say, yes_option
+from console.cli.nodes import Answer, ask, show
 from console.format import counted, short_uid
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import Server
@@ -41,18 +40,11 @@ def stop(context: Context, node: tuple[str, ...], recipe: str | None, yes: bool,
     confirm(f"Stop {what} on {counted(len(names), 'node')}?", yes)
     context.start_log()
     answers = run_async(ask(context, config, names, lambda fleet, name: fleet.stop_servers(name, recipe)))
-    if as_json:
-        emit({"nodes": [_document(answer) for answer in answers]})
-    else:
-        for answer in answers:
-            for line in _lines(answer):
-                click.echo(clean(line, 1000))
-    return exit_code(answers)
+    return show(answers, as_json, _document, _lines)
 
 
 def _document(answer: Answer[tuple[Server, ...]]) -> dict[str, object]:
-    error = str(answer.error) if answer.error else None
-    return {"node": answer.node, "error": error, "stopped": encode(list(answer.value or ()))}
+    return {"stopped": encode(list(answer.value or ()))}
 
 
 def _lines(answer: Answer[tuple[Server, ...]]) -> Iterator[str]:

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import click
 
 from console import report
-from console.clean import clean
 from console.cli.common import Context, confirm, emit, json_option, run_async, say, yes_option
 from console.cli.follow import Following
-from console.cli.nodes import Answer, ask, exit_code
+from console.cli.nodes import Answer, ask, show
 from console.config import Config
 from console.format import counted, size_text
 from remote_agent.protocol.codec import encode
@@ -76,18 +75,11 @@ def stop(context: Context, recipe: str, node: tuple[str, ...], yes: bool, as_jso
     confirm(f"End the standbys of {recipe} on {counted(len(names), 'node')}?", yes)
     context.start_log()
     answers = run_async(ask(context, config, names, lambda fleet, name: fleet.stop_standbys(name, recipe)))
-    if as_json:
-        emit({"nodes": [_document(answer) for answer in answers]})
-    else:
-        for answer in answers:
-            for line in _lines(answer):
-                click.echo(clean(line, 1000))
-    return exit_code(answers)
+    return show(answers, as_json, _document, _lines)
 
 
 def _document(answer: Answer[tuple[Resident, ...]]) -> dict[str, object]:
-    error = str(answer.error) if answer.error else None
-    return {"node": answer.node, "error": error, "stopped": encode(list(answer.value or ()))}
+    return {"stopped": encode(list(answer.value or ()))}
 
 
 def _lines(answer: Answer[tuple[Resident, ...]]) -> Iterator[str]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import click
 
 from console import report
-from console.clean import clean
-from console.cli.common import Context, emit, json_option, run_async
-from console.cli.nodes import Answer, ask, exit_code
+from console.cli.common import Context, json_option, run_async
+from console.cli.nodes import Answer, ask, show
 from console.format import short_uid, size_text
 from remote_agent.protocol.codec import encode
 from remote_agent.protocol.messages import Finding, StatusResult, Tier
@@ -28,20 +27,12 @@ def command(context: Context, node: tuple[str, ...], as_json: bool) -> int:
     names = [one.name for one in (config.select(node) if node else config.nodes)]
     context.start_log()
     answers = run_async(ask(context, config, names, lambda fleet, name: fleet.status(name)))
-    if as_json:
-        emit({"nodes": [_document(answer) for answer in answers]})
-    else:
-        for answer in answers:
-            for line in _lines(answer):
-                click.echo(clean(line, 1000))
-    return exit_code(answers)
+    return show(answers, as_json, _document, _lines)
 
 
 def _document(answer: Answer[StatusResult]) -> dict[str, object]:
     status = answer.value
     return {
-        "node": answer.node,
-        "error": str(answer.error) if answer.error else None,
         "runs": [report.document(report.of_view(answer.node, run)) for run in status.runs] if status else [],
         "residents": encode(status.residents) if status else [],
         "processes": encode(status.processes) if status else {},

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Iterator
 
 import click
 
-from console.clean import clean, clean_record
-from console.cli.common import Context, emit, json_option, run_async
-from console.cli.nodes import Answer, ask, exit_code
+from console.clean import clean_record
+from console.cli.common import Context, json_option, run_async
+from console.cli.nodes import Answer, ask, show
 from console.errors import UsageError
 from console.fleet import Fleet
 from console.format import duration_text
@@ -65,21 +65,15 @@ def command(
         return answering.verify(name, recipe or model or "", count, interval_s, wanted)
 
     answers = run_async(ask(context, config, names, question))
-    if as_json:
-        emit({"nodes": [_document(answer) for answer in answers]})
-    else:
-        for answer in answers:
-            for line in _lines(answer):
-                click.echo(clean(line, 1000))
+    code = show(answers, as_json, _document, _lines)
     failed = any(sample.error is not None for answer in answers if answer.value for sample in answer.value.samples)
-    return exit_code(answers) or int(failed)
+    return code or int(failed)
 
 
 def _document(answer: Answer[VerifyResult]) -> dict[str, object]:
-    error = str(answer.error) if answer.error else None
     found = clean_record(answer.value) if answer.value is not None else None
     empty: dict[str, object] = {"samples": [], "tier": None, "run_uid": None, "way": None}
-    return {"node": answer.node, "error": error, **(encode(found) if found is not None else empty)}
+    return encode(found) if found is not None else empty
 
 
 def _lines(answer: Answer[VerifyResult]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.paths import KEEPER_SOCKET_NAME, StateDir, socket_address
 from remote_agent.agentd.reaper import Reaper
+from remote_agent.agentd.waiting import within
 from remote_agent.errors import KeeperError, KeeperGoneError, KeeperRefusedError, RefusedError
 from remote_agent.keeper import ALREADY_RUNS
 from remote_agent.keeper.client import KeeperAddress, Listed, ask, list_residents
@@ -154,7 +155,7 @@ class KeeperLink:
     async def _ask(self, word: str) -> int | None:
         """Return how many devices the keeper holds after ``word``; None if it refuses or does not answer."""
         try:
-            answer = await asyncio.wait_for(self._exchange(word), ANSWER_S)
+            answer = await within(ANSWER_S, self._exchange(word))
             verdict, _, rest = answer.partition(b" ")
             if verdict == b"error":
                 log.warning("the keeper refuses %s: %r", word, rest[:200])

@@ -16,6 +16,7 @@ from remote_agent.agentd.channel import Channel
 from remote_agent.agentd.commands import Commands
 from remote_agent.agentd.reaper import Child, Reaper
 from remote_agent.agentd.timeline import Figure, Figures
+from remote_agent.agentd.waiting import within
 from remote_agent.protocol.internal import InternalMessage, SamplerReport
 from remote_agent.protocol.messages import Finding
 
@@ -77,7 +78,7 @@ class Sampler:
     async def wait_known(self, patience_s: float) -> None:
         """Wait, no longer than that, until the sampler has said its first word or failed to."""
         try:
-            await asyncio.wait_for(self.known.wait(), patience_s)
+            await within(patience_s, self.known.wait())
         except asyncio.TimeoutError:
             pass  # what is not known by then is said to be so
 
@@ -89,7 +90,7 @@ class Sampler:
                 await self._next_report.wait()
 
         try:
-            await asyncio.wait_for(look(), patience_s)
+            await within(patience_s, look())
         except asyncio.TimeoutError:
             pass  # the driver is slow; the last look counts
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from console.fleet import Fleet
 from console.links import real_links
 from console.places import Places
 from console.session import Session
-from console.state import RunView
+from console.state import NodeState, RunView
 from console.transports import Gate
 from db.database import open_history
 from db.queries import History
@@ -577,3 +578,27 @@ async def test_an_event_may_tell_what_a_lost_answer_did_not(fleet: Fleet, world:
 
     assert view(fleet, "n1", uid).is_accepted
     assert world.hosts["n1"].asked.count("run.start") == 1
+
+
+async def test_a_cancel_that_comes_with_the_answer_is_not_lost(fleet: Fleet, world: World) -> None:
+    """Whoever was told to stop does, though what it waited for is there in the same moment."""
+    host = world.hosts["n1"]
+    await fleet.warm("n1", "llama", run_uid="run-00000009")
+    waiting = asyncio.ensure_future(
+        fleet.until("n1", lambda state: state.runs["run-00000009"].state.is_terminal or None, DEADLINE_S)
+    )
+    seen = asyncio.ensure_future(fleet.until("n1", partial(cancel_when_over, waiting, "run-00000009"), DEADLINE_S))
+    await asyncio.sleep(0)
+    host.finish("run-00000009")
+    await seen
+
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+def cancel_when_over(waiting: asyncio.Future[bool], uid: str, state: NodeState) -> bool | None:
+    """Cancel in the same turn of the loop in which the state came."""
+    if not state.runs[uid].state.is_terminal:
+        return None
+    waiting.cancel()
+    return True

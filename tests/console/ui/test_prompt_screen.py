@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 import pytest
 from textual.pilot import Pilot
@@ -17,7 +16,7 @@ from console.prompts import Prompt, PromptQueue
 from console.screens.prompt import AnswerInput, PromptScreen
 from tests.console.ui import scenes
 from tests.console.ui.asking import FACTORS, HOST_KEY, PASSWORD, STOP
-from tests.console.ui.driving import fake, fleet_screen, press, running, see, settle, shown, until
+from tests.console.ui.driving import fake, fleet_screen, press, running, see, settle, shown
 
 
 @asynccontextmanager
@@ -136,10 +135,6 @@ async def test_no_question_comes_into_a_dialog_or_into_typing() -> None:
         await see("gpu-1: password", app, pilot)
 
 
-def is_seen(app: GlowplugApp, field: AnswerInput) -> bool:
-    return app.screen.find_widget(field).visible_region.height == 1
-
-
 @pytest.mark.parametrize("prompt", [HOST_KEY, PASSWORD, FACTORS], ids=["host key", "password", "factors"])
 async def test_every_question_can_be_answered_in_a_small_terminal(prompt: Prompt) -> None:
     """In 40 by 12 the field that has the focus is seen, a key's fingerprint above it, and what else can be done."""
@@ -151,7 +146,7 @@ async def test_every_question_can_be_answered_in_a_small_terminal(prompt: Prompt
         for _ in prompt.fields:
             field = app.focused
             assert isinstance(field, AnswerInput)
-            await until(partial(is_seen, app, field), pilot)
+            assert app.screen.find_widget(field).visible_region.height == 1
             await press(app, pilot, *"yes", "enter")
 
         assert await tasks[0] == ("yes",) * len(prompt.fields)
