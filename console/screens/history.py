@@ -84,6 +84,8 @@ class HistoryScreen(ConsoleScreen):
             return
         finally:
             self._reading = False
+        if not self._table.is_attached:  # left meanwhile: widgets lose their styles before their screen's workers end
+            return
         known = {entry.run.run_uid for entry in self.entries} if more else set()
         fresh = tuple(entry for entry in page if entry.run.run_uid not in known)
         self._is_whole = len(page) < wanted.limit or not fresh

@@ -5,6 +5,7 @@ from __future__ import annotations
 from console.screens.history import PAGE, HistoryScreen
 from console.screens.run import RunScreen
 from console.widgets.history_row import read_page
+from console.widgets.run_table import RunTable
 from db.errors import DamagedError
 from db.records import RunFilter, RunRow
 from tests.console.ui import scenes
@@ -162,3 +163,16 @@ async def test_colours_of_the_table_follow_the_theme() -> None:
         await settle(app, pilot)
 
         assert table.get_row_at(0)[3].style != before
+
+
+async def test_what_is_read_while_the_screen_is_left_is_nobody_s() -> None:
+    """Its table goes first, and with that the styles of rows; the console goes on."""
+    async with running() as (app, pilot):
+        await press(app, pilot, "h")
+        screen = history_screen(app)
+        await screen.query_one(RunTable).remove()
+        screen._load()
+        await settle(app, pilot)
+        await press(app, pilot, "escape")
+
+        assert app.screen is fleet_screen(app)
