@@ -177,6 +177,8 @@ class GlowplugApp(App[int]):
 
     def frame(self) -> None:
         """Let every screen show what changed; a dialog on top stops nothing."""
+        if not self.is_running:  # screens are closed before the clock is
+            return
         self._show_prompt()
         for notice in self.rollouts.take_notices():
             self.say(notice.text, "warning" if notice.is_bad else "information")
@@ -211,7 +213,7 @@ class GlowplugApp(App[int]):
             self.push_screen(PromptScreen(self._prompts, asked), lambda _: self._after_prompt())
 
     def _after_prompt(self) -> None:
-        self.call_later(self._show_prompt)
+        self.call_later(self.frame)
 
     def is_live(self, name: str) -> bool:
         """Whether that node's panel changes by the clock alone: a run is under way there."""

@@ -411,3 +411,12 @@ def test_the_verbs_do_without_the_app() -> None:
         "import sys, console.cli, console.cli.main; sys.exit(any(m.split('.')[0] == 'textual' for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+async def test_a_frame_that_falls_due_while_the_app_closes_its_screens_draws_nothing() -> None:
+    """Textual stops an app's clock after its last screen is gone."""
+    async with running([scenes.loading("gpu-eu-02")]) as (app, pilot):
+        app.exit()
+        await until(lambda: not app.is_running, pilot)
+    assert not app.screen_stack
+    app.frame()
