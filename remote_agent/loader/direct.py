@@ -8,11 +8,15 @@ since then the first one's reads are the others' cache.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Sequence
 
+from remote_agent.errors import LoadError
 from remote_agent.loader.files import READ_LIMIT_BYTES, describe
 from remote_agent.loader.filesystem import filesystem_of
 from remote_agent.loader.headers import Header
@@ -107,3 +111,19 @@ def _read_blocks(descriptor: int, offset: int, view: memoryview, wanted: int) ->
             return done + got
         done += got
     return done
+
+
+def aligned_memory(size_bytes: int) -> memoryview:
+    """Return memory that begins on a page and is given back with its last view. Raises: LoadError if there is none."""
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE)
+    except OSError as error:
+        raise LoadError(f"{size_bytes} bytes of memory to read into could not be had: {describe(error)}") from error
+    with contextlib.suppress(OSError):  # a kernel without huge pages; a disk gets fewer, larger requests with them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def copy_out(source: memoryview, address: int) -> None:
+    """Copy writable ``source`` to ``address``; other threads run Python meanwhile."""
+    ctypes.memmove(address, ctypes.addressof(ctypes.c_ubyte.from_buffer(source)), len(source))

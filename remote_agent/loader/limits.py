@@ -32,7 +32,7 @@ class Cut:
 @dataclass(frozen=True)
 class LoaderLimits:
     """``mixed`` readers work beside registrations, ``staged`` ones alone, ``cold`` ones on a disk: those wait for it
-    before they take a buffer, unless they read past the page cache, so there may be more of them than buffers.
+    before they take a buffer, so there may be more of them than buffers.
 
     The pinned ring is as large as the largest cut. ``registration_bytes``: the most that is
     registered in one call, which holds locks that other processes wait for, and during which no full
@@ -44,7 +44,7 @@ class LoaderLimits:
 
     mixed: Cut = Cut(5, 24, 4 << 20)
     staged: Cut = Cut(12, 24, 4 << 20)
-    cold: Cut = Cut(64, 32, 3 << 20)
+    cold: Cut = Cut(128, 12, 8 << 20)
     registration_bytes: int = 32 << 20
     registered_bytes: int | None = None
     streams: int = 2

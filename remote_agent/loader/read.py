@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.errors import LoadError
 from remote_agent.loader.checkpoint import Checkpoint
-from remote_agent.loader.direct import DirectRefused, DirectShards
-from remote_agent.loader.filemap import PAGE_BYTES
+from remote_agent.loader.direct import DirectRefused, DirectShards, aligned_memory
 from remote_agent.loader.plan import Plan, Segment, cut_segments
 from remote_agent.loader.progress import Progress
 from remote_agent.loader.shards import OpenShards
@@ -40,7 +39,7 @@ def read_shards(
     segments = cut_segments(checkpoint, READ_BYTES)
     total = sum(segment.length for segment in segments)
     moved = {"read": 0, "direct": 0}
-    buffer = _on_a_page(READ_BYTES) if direct is not None else None
+    buffer = aligned_memory(READ_BYTES) if direct is not None else None
     for segment in segments:
         way = "read"
         if direct is not None and buffer is not None and is_direct(segment):
@@ -62,13 +61,6 @@ def _read_direct(direct: DirectShards, segment: Segment, plan: Plan, view: memor
     for offset, length, place in plan.pieces(segment):
         view[place : place + length] = buffer[shift + offset : shift + offset + length]
     return True
-
-
-def _on_a_page(size_bytes: int) -> memoryview:
-    """Return memory that begins on a page."""
-    memory = bytearray(size_bytes + PAGE_BYTES)
-    start = -ctypes.addressof(ctypes.c_ubyte.from_buffer(memory)) % PAGE_BYTES
-    return memoryview(memory)[start : start + size_bytes]
 
 
 def measure_read_ceiling(checkpoint: Checkpoint, shards: OpenShards) -> float | None:

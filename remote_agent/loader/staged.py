@@ -1,6 +1,7 @@
 """Readers: threads that bring segments into pinned buffers, for another thread to send on.
 
-Through the page cache (``staged``) or past it (``direct``). None of them makes a CUDA call: a driver has locks
+Through the page cache (``staged``) or past it (``direct``), then by way of a reader's own memory: a disk wants more
+bytes on their way than are pinned. None of them makes a CUDA call: a driver has locks
 that a registration holds for a millisecond, and a reader that waited for one would read nothing meanwhile.
 """
 
@@ -13,7 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.errors import LoadError
-from remote_agent.loader.direct import DirectRefused, DirectShards
+from remote_agent.loader.direct import DirectRefused, DirectShards, aligned_memory, copy_out
 from remote_agent.loader.numa import bind_thread
 
 if TYPE_CHECKING:
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
 
 
 class Full(NamedTuple):
-    """A buffer in which ``segment`` begins ``shift`` bytes in; ``way`` is how it came there."""
+    """A buffer that begins with ``segment``; ``way`` is how it came there."""
 
     buffer: Buffer
     segment: Segment
-    shift: int
     way: str
 
 
@@ -56,6 +56,7 @@ class Readers:
         self._direct, self._all_direct, self._processors = direct, all_direct, processors
         self._threads: list[threading.Thread] = []
         self._times: list[dict[str, int]] = []
+        self._buffer_bytes = 0
         self.free: SimpleQueue[Buffer | None] = SimpleQueue()
         self.full: SimpleQueue[Full | None] = SimpleQueue()
 
@@ -64,6 +65,7 @@ class Readers:
 
         The first ``cached_first`` prefer what is cached. Raises: LoadError if a thread can't be had.
         """
+        self._buffer_bytes = len(buffers[0].view)
         for buffer in buffers:
             self.free.put(buffer)
         for number in range(count):
@@ -104,33 +106,40 @@ class Readers:
 
     def _fill(self, prefers_cached: bool, times: dict[str, int]) -> None:
         stop, now_ns = self._tally.stop.is_set, time.monotonic_ns
+        own = None if self._direct is None else aligned_memory(self._buffer_bytes)
         while (chunk := self._queue.take(prefers_cached)) is not None:
             begun = now_ns()
-            if self._direct is None and not chunk.is_cached:
-                self._bring_in(chunk.segment)  # needs no buffer: more can be on its way from a disk than fits them
+            found = self._bring_in(chunk, own)
             brought = now_ns()
             buffer = self.free.get()
             if buffer is None or stop():
                 return
             free = now_ns()
-            way, shift = self._read(chunk, buffer)
-            self.full.put(Full(buffer, chunk.segment, shift, way))
+            self.full.put(Full(buffer, chunk.segment, self._put(chunk.segment, found, buffer)))
             times["wait"] += free - brought
             times["read"] += now_ns() - free + brought - begun
 
-    def _read(self, chunk: Chunk, buffer: Buffer) -> tuple[str, int]:
-        """Fill a buffer; return the way taken and where in the buffer the segment begins."""
-        segment = chunk.segment
-        if self._direct is not None and (self._all_direct or not chunk.is_cached):
-            try:
-                return "direct", self._direct.read(segment, buffer.view)
-            except DirectRefused:  # `DirectShards.refusal` tells
-                if not chunk.is_cached:
-                    self._bring_in(segment)
-        self._shards.read(segment.shard, segment.offset, buffer.view[: segment.length])
-        return "staged", 0
+    def _bring_in(self, chunk: Chunk, own: memoryview | None) -> memoryview | None:
+        """Wait for the disk, which takes no buffer: more bytes can be on their way from it than fit those.
 
-    def _bring_in(self, segment: Segment) -> None:
-        """Have the page cache hold a segment: the kernel's own read-ahead stays some hundred kilobytes ahead."""
-        place = self._headers[segment.shard].data_start + segment.offset
-        self._shards.ahead.bring_in(segment.shard, place, segment.length)
+        Return the segment in ``own``, this thread's memory, where it was read past the page cache, which else has it.
+        """
+        segment = chunk.segment
+        if self._direct is not None and own is not None and (self._all_direct or not chunk.is_cached):
+            try:
+                start = self._direct.read(segment, own)
+                return own[start : start + segment.length]
+            except DirectRefused:  # `DirectShards.refusal` tells
+                pass
+        if not chunk.is_cached:
+            place = self._headers[segment.shard].data_start + segment.offset
+            self._shards.ahead.bring_in(segment.shard, place, segment.length)  # the kernel alone stays little ahead
+        return None
+
+    def _put(self, segment: Segment, found: memoryview | None, buffer: Buffer) -> str:
+        """Fill a buffer from where the segment is, and return the way it came."""
+        if found is None:
+            self._shards.read(segment.shard, segment.offset, buffer.view[: segment.length])
+            return "staged"
+        copy_out(found, buffer.address)
+        return "direct"

@@ -6,6 +6,7 @@ the page cache, which is registered first where it is not already.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections import deque
@@ -105,11 +106,16 @@ class Submitter:
         stream = self._ring.buffer_streams[self._turn]
         buffers: list[Buffer] = []
         full_buffers = self._readers.full
-        try:
-            full = full_buffers.get(timeout=timeout_s) if timeout_s else full_buffers.get_nowait()
+        with contextlib.suppress(queue.Empty):
             if timeout_s:
-                self.times["idle"] += time.monotonic_ns() - begun
-                begun = time.monotonic_ns()
+                try:
+                    full = full_buffers.get(timeout=timeout_s)
+                finally:
+                    waited = time.monotonic_ns()
+                    self.times["idle"] += waited - begun
+                    begun = waited
+            else:
+                full = full_buffers.get_nowait()
             while True:
                 if full is None:
                     self._reading -= 1
@@ -117,8 +123,6 @@ class Submitter:
                     self._send(full, stream)
                     buffers.append(full.buffer)
                 full = full_buffers.get_nowait()
-        except queue.Empty:
-            pass
         if buffers:
             event = buffers[-1].event
             self._ring.record(event, stream)
@@ -128,9 +132,8 @@ class Submitter:
         return bool(buffers)
 
     def _send(self, full: Full, stream: Any) -> None:
-        source = full.buffer.address + full.shift
         for offset, length, target in self._plan.pieces(full.segment):
-            self._ring.copy(stream, source + offset, self._base + target, length)
+            self._ring.copy(stream, full.buffer.address + offset, self._base + target, length)
         self._count(full.way, full.segment.length)
 
     def _give_back(self) -> None:
