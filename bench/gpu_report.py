@@ -1,8 +1,8 @@
 """Renders what GPU runs found as the tables of docs/performance.md: ``python -m bench gpu-report OUT [OUT …]``.
 
-A part that several runs have is taken from the last of them, whole: a figure never mixes machines. ``--page FILE``
-writes the tables into a page, between ``<!-- gpu-report: OUT … -->``, which names the runs by paths from the
-repository, and ``<!-- /gpu-report -->``.
+A part that several runs have is taken whole, so that a figure never mixes machines: from the last of them that was done
+with it, or from the last one where none was. ``--page FILE`` writes the tables into a page, between
+``<!-- gpu-report: OUT … -->``, which names the runs by paths from the repository, and ``<!-- /gpu-report -->``.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def put_into_page(page: str, names: Sequence[str], text: str) -> str:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the tables and what they depend on, as markdown."""
-    parts: dict[str, Any] = {}
-    for _, document in runs:
-        parts.update({name: one["data"] for name, one in document["parts"].items() if one.get("data") is not None})
+    found = [(name, one) for _, document in runs for name, one in document["parts"].items() if one.get("data")]
+    found.sort(key=lambda pair: pair[1]["status"] == "done")
+    parts = {name: one["data"] for name, one in found}
     lines = table(COLUMNS, [row_cells(row, parts) for row in ROWS])
     peers = peer_rows(parts)
     if peers:

@@ -223,6 +223,17 @@ def test_a_part_of_several_runs_is_the_last_one_whole_and_misfits_are_told() -> 
     assert "torch's CUDA 13.0, torch 2.11.0, commit 0123456789ab. 10.00 GB in 2 files." in text
 
 
+@pytest.mark.parametrize(("status", "seconds"), [("done", "0.200"), ("late", "0.500"), ("failed", "0.500")])
+def test_a_part_that_was_not_ended_goes_before_no_whole_one(status: str, seconds: str) -> None:
+    """What came of it in time is no figure while another run has one; alone it is shown, with what became of it."""
+    whole = run(warm=[SIZE, PINNED, *loads("warm", "glowplug", {"path": "auto"}, *[0.5] * 9)])
+    later = run(warm=[SIZE, PINNED, *loads("warm", "glowplug", {"path": "auto"}, 0.2)])
+    later[1]["parts"]["warm"].update(status=status)
+
+    assert row(render([whole, later]), "page cache → GPU, ≤ 6 threads")[1].startswith(f"{seconds} s")
+    assert row(render([later]), "page cache → GPU, ≤ 6 threads")[1].startswith("0.200 s")
+
+
 def test_a_page_is_written_between_its_markers_alone() -> None:
     """What stands around them stays; a page without them is refused."""
     page = "before\n<!-- gpu-report: old -->\n| old |\n<!-- /gpu-report -->\nafter\n"
