@@ -327,6 +327,8 @@ def _remedy(told: str) -> str:
     if "No module named remote_agent" in told:
         by_hand = "copy glowplug-agent.pyz there and set the node's agent to its path"
         return f"; glowplug deploy brings it to a host with SSH, or {by_hand}"
+    if "Python 3.10 or newer is needed" in told:
+        return "; glowplug deploy --check names one there that fits, for the node's python"
     if "can't open file" in told and ".pyz" in told:
         return "; glowplug deploy puts it there over SSH, or set the node's agent to where it is"
     return ""

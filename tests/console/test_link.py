@@ -221,6 +221,17 @@ async def test_a_python_without_the_agent_is_told_what_it_lacks(tmp_path: Path) 
     assert str(reason).endswith("or copy glowplug-agent.pyz there and set the node's agent to its path")
 
 
+async def test_a_python_that_is_too_old_for_the_agent_is_told_where_to_look(tmp_path: Path) -> None:
+    """What the agent's file says on an old Python comes with the verb that finds another one."""
+    said = "glowplug-agent: Python 3.10 or newer is needed, this is 3.8.18"
+    old = Node("n1", transport=(sys.executable, "-c", f"import sys; sys.exit({said!r})"))
+    async with linked(old, tmp_path) as (_, kept):
+        await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
+
+    reason = next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED)
+    assert f"{said}; glowplug deploy --check names one there that fits" in str(reason)
+
+
 async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     """What `sh` says about the host's Python is the reason."""
     async with linked(node(python=("no-such-python3",)), tmp_path) as (_, kept):
