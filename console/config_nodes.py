@@ -84,11 +84,11 @@ class Node:
 
     ``host`` None: ``name`` is an alias that ssh's own configuration resolves; ``user``,
     ``port`` None: ssh's. ``known_hosts`` empty: the user's, the system's and our own;
-    otherwise only these. ``ssh_config`` True: ssh's configuration is asked though there is a host; a
-    file: that one, in place of the user's and the system's. ``hops`` are ``jump`` resolved, nearest to us
-    first. ``transport``: an argv that gives stdio on the host, in place of SSH. ``agent`` empty: found on the host.
-    ``hold_budget``: what warm models may take of each device there; empty for no limit. ``storage_group``: the storage
-    that it loads from together with other nodes; empty for its own.
+    otherwise only these. ``ssh_config`` True: ssh's configuration is asked about ``host``, which may
+    be an alias then; a file: that one, in place of the user's and the system's. ``hops`` are ``jump``
+    resolved, nearest to us first. ``transport``: an argv that gives stdio on the host, in place of SSH.
+    ``agent`` empty: found on the host. ``hold_budget``: what warm models may take of each device there; empty for
+    no limit. ``storage_group``: the storage that it loads from together with other nodes; empty for its own.
     """
 
     name: str

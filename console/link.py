@@ -29,6 +29,8 @@ REQUEST_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
 
+NO_WORD_YET = "the host is reached, and nothing has come of its agent yet"
+
 
 class NodeLink:
     """One node's link. ``cursor(journal_uuid)``: the highest contiguous seq stored here of that journal.
@@ -123,6 +125,8 @@ class NodeLink:
         try:
             token = secrets.token_hex(16)
             stream = await self._open_stream(self.node, token)
+            if self.state.reason is None:  # whoever gives up waiting is told how far it came
+                self._change(LinkStatus.CONNECTING, reason=NO_WORD_YET)
             session = Session(stream, token, self._subscriber, self._cursor, self._sink, self._timing)
             await session.shake_hands()
             self._session, self.error, self._down_since_s, self._failures = session, None, None, 0
@@ -162,7 +166,10 @@ class NodeLink:
         self, status: LinkStatus, reason: str | None = None, retry_at_s: float | None = None, final: bool = False
     ) -> None:
         is_down = status in (LinkStatus.CONNECTING, LinkStatus.DISCONNECTED)
-        since_s = self._down_since_s if is_down and self._down_since_s is not None else self._clock()
+        if is_down and self._down_since_s is not None:
+            since_s = self._down_since_s
+        else:
+            since_s = self.state.since_s if status is self.state.status else self._clock()
         self.state = LinkState(status, since_s, reason, retry_at_s, final, self._failures)
         self._sink.link_changed(self.state)
 

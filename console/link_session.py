@@ -16,7 +16,7 @@ from console import __version__
 from console.clean import clean, clean_lines, clean_record
 from console.errors import AgentMissing, LinkError, LinkLost, NodeUnreachable, ProtocolMismatch, RequestRefused
 from console.state import LinkState
-from console.transports.base import Stream
+from console.transports.base import STARTING_UP, Stream
 from remote_agent.protocol.framing import ProtocolError, SyncScanner
 from remote_agent.protocol.messages import (
     PROTOCOL_MAX,
@@ -63,6 +63,9 @@ class LinkSink(Protocol):
     def sample(self, sample: Sample) -> None: ...
 
     def gap(self, journal_uuid: str, gap: Gap) -> None: ...
+
+
+NOTHING = "nothing within"
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,8 @@ class Session:
         """Say what was there in place of an agent: the end of the noise is where the error is."""
         said = " / ".join(clean_lines(self._scanner.noise, 3, 200))
         told = ": ".join(part for part in (self._stream.exit_reason() or what, said) if part)
+        if told == what and what.startswith(NOTHING):
+            told = f"{what}; {STARTING_UP}"
         return AgentMissing(clean(f"no agent: {told}{_remedy(told)}"))
 
     def _mismatch(self, low: int, high: int) -> LinkError:
@@ -220,7 +225,7 @@ class Session:
             async with asyncio.timeout(timeout_s):
                 return await step
         except TimeoutError as error:
-            raise explain(f"nothing within {timeout_s:g} s") from error
+            raise explain(f"{NOTHING} {timeout_s:g} s") from error
 
     async def _ask_first(self, method: str, params: object) -> object:
         """Ask while nobody else reads yet."""
@@ -327,6 +332,8 @@ def _remedy(told: str) -> str:
     if "No module named remote_agent" in told:
         by_hand = "copy glowplug-agent.pyz there and set the node's agent to its path"
         return f"; glowplug deploy brings it to a host with SSH, or {by_hand}"
+    if "Python 3.10 or newer is needed" in told:
+        return "; glowplug deploy --check names one there that fits, for the node's python"
     if "can't open file" in told and ".pyz" in told:
         return "; glowplug deploy puts it there over SSH, or set the node's agent to where it is"
     return ""

@@ -39,10 +39,7 @@ def find_cache_problem(directory: Path) -> str | None:
             problem = _find_stranger(folder)
             if problem is not None:
                 return problem
-        free = _free_bytes(directory)
-        if free < MIN_FREE_BYTES:
-            return f"{directory}: {free >> 20} MiB free, under the {MIN_FREE_BYTES >> 20} MiB that a compile may need"
-        return _probe_by_use(directory)
+        return _find_lack_of_room(directory) or _probe_by_use(directory)
     except OSError as error:
         return f"{directory}: {_explain(error)}"
 
@@ -100,11 +97,15 @@ def _find_stranger(folder: Path) -> str | None:
     return None
 
 
-def _free_bytes(directory: Path) -> int:
+def _find_lack_of_room(directory: Path) -> str | None:
+    """Say what a compile would run out of there. Raises: OSError"""
     space = os.statvfs(directory)
-    if space.f_files and not space.f_favail:
-        return 0
-    return space.f_bavail * space.f_frsize
+    if space.f_files and not space.f_favail:  # some filesystems count none
+        return f"{directory}: 0 of its filesystem's {space.f_files} inodes are free, so no file can be made there"
+    free = space.f_bavail * space.f_frsize
+    if free < MIN_FREE_BYTES:
+        return f"{directory}: {free >> 20} MiB free, under the {MIN_FREE_BYTES >> 20} MiB that a compile may need"
+    return None
 
 
 def _probe_by_use(directory: Path) -> str | None:

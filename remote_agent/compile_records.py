@@ -6,6 +6,7 @@ digest or that points outside the directory counts as absent, and nothing read h
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -103,15 +104,12 @@ def find_missing(root: Path, files: tuple[CachedFile, ...]) -> tuple[CachedFile,
 
 def find_damaged(root: Path, files: tuple[CachedFile, ...]) -> tuple[CachedFile, ...]:
     """Return those of ``files`` whose bytes are not the recorded ones."""
-    return tuple(file for file in files if _describe(root, root / file.path) != file)
+    return tuple(file for file in files if not _is_whole(root, file))
 
 
 def describe_files(root: Path, paths: tuple[Path, ...]) -> tuple[CachedFile, ...]:
     """Return what a record says of ``paths``, with their digests. Raises: OSError."""
-    described = tuple(_describe(root, path) for path in paths)
-    if None in described:
-        raise FileNotFoundError(f"{root}: a file that was just written is gone")
-    return tuple(file for file in described if file is not None)
+    return tuple(_describe(root, path) for path in paths)
 
 
 def _list_newest(root: Path) -> list[Path]:
@@ -132,8 +130,7 @@ def _list_newest(root: Path) -> list[Path]:
 
 def _read_record(path: Path) -> WarmUp | None:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_RECORD_BYTES + 1)
+        data = _read(path, MAX_RECORD_BYTES + 1)
         if len(data) > MAX_RECORD_BYTES:
             return None
         record = _parse(json.loads(data))
@@ -177,12 +174,32 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _describe(root: Path, path: Path) -> CachedFile | None:
+def _is_whole(root: Path, file: CachedFile) -> bool:
     try:
-        data = path.read_bytes()
+        return _describe(root, root / file.path) == file
     except OSError:
-        return None
+        return False
+
+
+def _describe(root: Path, path: Path) -> CachedFile:
+    """Raises: OSError."""
+    data = _read(path)
     return CachedFile(path.relative_to(root).as_posix(), len(data), hashlib.sha256(data).hexdigest())
+
+
+def _read(path: Path, most_bytes: int = -1) -> bytes:
+    """Return what is there, or its beginning. Raises: OSError.
+
+    NFS answers ESTALE for a file that another host has just replaced; opened anew it is the new one.
+    """
+    for has_another_try in (True, False):
+        try:
+            with path.open("rb") as file:
+                return file.read(most_bytes)
+        except OSError as error:
+            if error.errno != errno.ESTALE or not has_another_try:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _prune(root: Path) -> None:

@@ -125,7 +125,7 @@ def read_facts(lines: Mapping[str, str], candidates: tuple[str, ...]) -> HostFac
         raise DeployFailed("the host's answer has no end")
     found = {name: clean(value, VALUE_CHARACTERS) for name, value in lines.items()}
     said = found.get("python.said", "")
-    error = found.get("python.error", "")
+    error, is_python = found.get("python.error", ""), said.startswith("Python ")
     return HostFacts(
         system=found.get("system", ""),
         machine=found.get("machine", ""),
@@ -135,9 +135,9 @@ def read_facts(lines: Mapping[str, str], candidates: tuple[str, ...]) -> HostFac
         target=_place(found, "target"),
         state=_place(found, "state"),
         python=found.get("python"),
-        python_version=found.get("python.version"),
+        python_version=found.get("python.version") or (said.removeprefix("Python ") if is_python else None),
         python_fits="python.fits" in found,
-        python_said=said if said.startswith("Python ") else error or said,
+        python_said="" if is_python else error or said,
         torch_version=found.get("torch.version"),
         torch_cuda=found.get("torch.cuda", ""),
         missing=tuple(found.get("missing", "").split()),
@@ -208,8 +208,11 @@ def _of_state(facts: HostFacts) -> Iterator[Problem]:
 def _of_python(node: Node, facts: HostFacts) -> Iterator[Problem]:
     name = " ".join(node.python)
     if not facts.python_fits:
-        is_old = facts.python_version or facts.python_said.removeprefix("Python ")
-        text = f"no Python 3.10 or newer: {name} is {is_old or 'not there'}"
+        if facts.python_version:
+            what = f"is {facts.python_version}"
+        else:
+            what = f"can't be run: {facts.python_said}" if facts.python_said else "is not there"
+        text = f"no Python 3.10 or newer: {name} {what}"
         yield Problem("error", "python", text, _other_python(facts, needs_torch=False))
         return
     if facts.torch_version is None:

@@ -17,7 +17,8 @@ from console.widgets.paint import Line
 from console.widgets.wrap import wrap
 
 KEY_CELLS = 16
-TEXT_CELLS = 54
+TEXT_CELLS = 53
+"""The dialog has 70 cells, one of them for the scrollbar."""
 _GLYPHS_MEAN: tuple[Line, ...] = (
     (("  ✔ ready", "ready"), ("  ● warming", "running"), ("  ○ cold", "waiting"), ("  ✖ failed", "failed")),
     (("  ? silent, disconnected", "unknown"), (": the link's state, which says nothing of a run", "muted")),

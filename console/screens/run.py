@@ -138,11 +138,13 @@ class RunScreen(ConsoleScreen):
         state, view = self._state, self._view
         is_known = detail.is_over or (state is not None and state.is_known and view is not None)
         elapsed = elapsed_ns(view, state, moment.mono_ns) if view and state and is_known else detail.wall_ns
-        width = max(20, self._stages.size.width)
-        lines = head_lines(detail, self._before, elapsed, width, moment, is_known=is_known)
+        lines = head_lines(
+            detail, self._before, elapsed, max(20, self._head.scrollable_size.width), moment, is_known=is_known
+        )
         if not is_known:
             lines.append(self._why_unknown(moment))
         self._head.show(lines)
+        width = max(20, self._stages.scrollable_size.width)
         self._stages.show(waterfall_lines(detail, self._before, elapsed, width, moment, details=self._with_details))
         self._events.show(log_lines(self._log(), moment), follow=True)
         self._events.display = self._log_shown

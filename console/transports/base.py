@@ -15,6 +15,9 @@ READ_BYTES = 65536
 WRITE_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 3.0
 
+STARTING_UP = "a start-up file there may wait, read its input or start another shell (exec fish)"
+"""What holds a command up before it begins, where the host says nothing at all."""
+
 
 class Stream(Protocol):
     """Bytes to and from one host. Errors of the carrier end the stream and show in `exit_reason`."""

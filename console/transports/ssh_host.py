@@ -20,7 +20,7 @@ from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeUnreachable, UploadFailed
 from console.prompts import PromptQueue
-from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, TimedOut, bounded
+from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, STARTING_UP, TimedOut, bounded
 from console.transports.gate import Gate
 from console.transports.ssh import Connection, Release, close_connection, open_connection
 
@@ -75,7 +75,7 @@ class SshHost:
             )
             return await _Conversation(process, token, heard, silence_s, self).hold(script.encode())
         except TimedOut as error:
-            raise NodeUnreachable(f"{self._node.name}: nothing from the host: {error}") from error
+            raise NodeUnreachable(f"{self._node.name}: nothing from the host: {error}; {STARTING_UP}") from error
         except (asyncssh.Error, OSError) as error:
             raise LinkLost(f"{self._node.name}: the connection is lost: {_reason(error)}") from error
 

@@ -149,7 +149,7 @@ class _Names:
         self._node, self._gate = node, gate
         # Files of ssh's configuration are where ssh would look for them.
         self.home = gate.home if settings == SshSettings() else gate.account_home
-        self.host = node.host or settings.host or node.name
+        self.host = settings.host or node.host or node.name  # ssh was asked about ours, where it was asked
         self.port = node.port or settings.port or SSH_PORT
         self.user = node.user or settings.user or _local_user()
         self.alias = node.host_key_alias or settings.host_key_alias

@@ -57,6 +57,7 @@ class FleetView(ScrollView, can_focus=True, inherit_bindings=False):
         self._state_of = state_of
         self._roles = RoleStyles(self)
         self._strips: dict[str, list[Strip]] = {}
+        self._strips_width = 0
         self._name_cells = 0
         self._drawn: tuple[str | None, frozenset[str]] = (None, frozenset())
 
@@ -66,7 +67,7 @@ class FleetView(ScrollView, can_focus=True, inherit_bindings=False):
 
     @property
     def grid(self) -> Grid:
-        count, width = len(self.selection.shown), max(1, self.size.width)
+        count, width = len(self.selection.shown), max(1, self.scrollable_size.width)
         return panel_grid(count, width, PANEL_HEIGHT) if self.layout_kind is Layout.GRID else row_list(count, width)
 
     # --- what the screen tells it ------------------------------------------------
@@ -81,7 +82,7 @@ class FleetView(ScrollView, can_focus=True, inherit_bindings=False):
         self._strips.clear()
         self._drawn = (self.selection.selected, frozenset(self.selection.marked))
         self._name_cells = min(NAME_CELLS, max((cell_len(name) for name in self.selection.shown), default=0))
-        self.virtual_size = Size(self.size.width, self.grid.height)
+        self.virtual_size = Size(self.scrollable_size.width, self.grid.height)
         self.refresh()
 
     def repaint(self, names: Iterable[str]) -> None:
@@ -122,7 +123,10 @@ class FleetView(ScrollView, can_focus=True, inherit_bindings=False):
         row, line = divmod(at, grid.cell_height)
         first = row * grid.columns
         names = shown[first : first + grid.columns]
-        width = self.size.width
+        width = self.scrollable_size.width  # without the scrollbar, which `size` counts in
+        if width != self._strips_width:  # it comes and goes without an event
+            self._strips.clear()
+            self._strips_width = width
         if not names:
             return Strip.blank(width, self.rich_style)
         strips = [self._cell(name, grid.column_width(column))[line] for column, name in enumerate(names)]

@@ -86,7 +86,7 @@ class LineView(ScrollView):
     def render_line(self, y: int) -> Strip:
         scroll_x, scroll_y = self.scroll_offset
         at = y + scroll_y
-        width = self.size.width
+        width = self.scrollable_size.width  # without the scrollbar, which `size` counts in
         if width != self._strips_width:  # a scrollbar that comes and goes changes it before any event says so
             self._strips.clear()
             self._strips_width = width

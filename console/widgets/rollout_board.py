@@ -101,7 +101,7 @@ class RolloutBoard(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _bring_into_sight(self, at: int, y: int | None = None) -> None:
         cells, x = self.plan.column_cells, self.scroll_offset.x
-        x = min(at * cells, max(x, (at + 1) * cells - self.size.width))
+        x = min(at * cells, max(x, (at + 1) * cells - self.scrollable_size.width))
         self.scroll_to(x, y, animate=False, force=True, immediate=True)
 
     # --- drawing ---------------------------------------------------------------------
@@ -116,7 +116,7 @@ class RolloutBoard(ScrollView, can_focus=True, inherit_bindings=False):
             self.selected = working[0] if working else None
         height = max(1, self.most_lines - HEAD_LINES)
         self.plan = lay_out(
-            view.state.nodes, self.size.width, height, self.selected,
+            view.state.nodes, self.scrollable_size.width, height, self.selected,
             folds=self.folds, now_s=view.now_s(self.moment.wall_ns),
         )  # fmt: skip
         self._strips.clear()
@@ -129,7 +129,7 @@ class RolloutBoard(ScrollView, can_focus=True, inherit_bindings=False):
     def _visible(self) -> dict[tuple[int, int], Item]:
         x, y = self.scroll_offset
         cells, height = self.plan.column_cells, self.size.height
-        columns = range(x // cells, min(len(self.plan.columns), -(-(x + self.size.width) // cells)))
+        columns = range(x // cells, min(len(self.plan.columns), -(-(x + self.scrollable_size.width) // cells)))
         return {
             (at, line): item
             for at in columns
@@ -137,7 +137,7 @@ class RolloutBoard(ScrollView, can_focus=True, inherit_bindings=False):
         }
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self.scrollable_size.width
         scroll_x, scroll_y = self.scroll_offset
         line = y - HEAD_LINES + scroll_y if y >= HEAD_LINES else y - HEAD_LINES
         if self._scene is None:
@@ -148,11 +148,12 @@ class RolloutBoard(ScrollView, can_focus=True, inherit_bindings=False):
         strips = [self._cell(at, line, cells) for at in columns]
         start = scroll_x - first * cells
         strip = Strip.join(strips).crop_extend(start, start + width, self.rich_style)
-        return self._with_rest(strip, columns) if y == 0 else strip
+        return self._with_rest(strip, scroll_x, scroll_x + width) if y == 0 else strip
 
-    def _with_rest(self, strip: Strip, columns: range) -> Strip:
-        """Say at the end of the first line how many batches are out of sight on either side."""
-        before, after = columns.start, len(self.plan.columns) - columns.stop
+    def _with_rest(self, strip: Strip, left: int, right: int) -> Strip:
+        """Say at the end of the first line how many batches are not wholly in sight on either side."""
+        cells = self.plan.column_cells
+        before, after = -(-left // cells), max(0, len(self.plan.columns) - right // cells)
         words = [f"◂ {before} before"] * bool(before) + [f"{after} more ▸"] * bool(after)
         end = self._roles.strip(cleaned([(f" {'  '.join(words)} ", "accent")] if words else [], self.moment.glyphs))
         return Strip.join([strip.crop(0, max(0, strip.cell_length - end.cell_length)), end])

@@ -77,7 +77,7 @@ def warm_kernels(
     root = Path(policy.cache_directory).expanduser() if policy.cache_directory else cache_root
     problem = caches.find_cache_problem(root)
     if problem is not None:
-        return _fall_back(measure, f"cache directory unusable: {problem}")
+        return _fall_back(measure, f"cache directory unusable: {problem}; compile.cache_directory names another")
     caches.use_cache(root, os.environ)
     measure.extra["cache_directory"] = str(root)
     parts = find_repeated_layer(warm.model) if policy.mode == "layer" else (warm.model,)

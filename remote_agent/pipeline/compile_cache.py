@@ -6,6 +6,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from remote_agent import caches
@@ -95,11 +96,13 @@ class CompileCache:
         folder = self.root / FUNCTIONS / digest_key(self.key)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept = []
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as beside:
+        # What is in its place counts, though an NFS server may not let the empty folder go yet (EBUSY).
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".", ignore_cleanup_errors=True) as beside:
             for path in functions.save(Path(beside)):
                 (written,) = describe_files(self.root, (path,))
-                kept.append(path.replace(folder / f"{written.sha256}.function"))
-        return describe_files(self.root, tuple(kept))
+                place = path.replace(folder / f"{written.sha256}.function")
+                kept.append(replace(written, path=place.relative_to(self.root).as_posix()))
+        return tuple(kept)
 
     def _list_new(self) -> dict[str, int]:
         now = caches.list_artefacts(self.root)

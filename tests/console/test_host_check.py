@@ -74,7 +74,12 @@ CASES = {
     ),
     "no Python": (
         lines("python", "python.version", "python.fits", "torch.version", python__said="sh: 1: not found"),
-        "error: no Python 3.10 or newer: /opt/venv/bin/python is sh: 1: not found; "
+        "error: no Python 3.10 or newer: /opt/venv/bin/python can't be run: sh: 1: not found; "
+        "install one (apt-get install python3) and set the node's python to it",
+    ),
+    "an old Python": (
+        lines("python", "python.version", "python.fits", "torch.version", python__said="Python 2.7.18"),
+        "error: no Python 3.10 or newer: /opt/venv/bin/python is 2.7.18; "
         "install one (apt-get install python3) and set the node's python to it",
     ),
     "no torch, another has it": (

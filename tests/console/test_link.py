@@ -48,7 +48,11 @@ async def test_a_link_connects_says_hello_and_subscribes_after_its_cursor(tmp_pa
     assert [request["method"] for request in requests] == ["hello", "subscribe"]
     assert requests[1]["params"] == {"subscriber": "subscriber-1", "after_seq": 41, "samples": True}
     assert kept.hellos[0].journal_uuid == JOURNAL
-    assert [state.status for state in kept.states] == [LinkStatus.CONNECTING, LinkStatus.CONNECTED, LinkStatus.IDLE]
+    assert [state.status for state in kept.states] == [
+        *[LinkStatus.CONNECTING] * 2,
+        LinkStatus.CONNECTED,
+        LinkStatus.IDLE,
+    ]
 
 
 async def test_login_noise_before_the_mark_is_passed_over(tmp_path: Path) -> None:
@@ -62,7 +66,11 @@ async def test_a_heartbeat_in_one_piece_with_the_answer_to_hello_is_no_fault(tmp
     async with linked(node("beat with hello"), tmp_path) as (_, kept):
         await soon(connected(kept), "connected")
 
-    assert [state.status for state in kept.states] == [LinkStatus.CONNECTING, LinkStatus.CONNECTED, LinkStatus.IDLE]
+    assert [state.status for state in kept.states] == [
+        *[LinkStatus.CONNECTING] * 2,
+        LinkStatus.CONNECTED,
+        LinkStatus.IDLE,
+    ]
 
 
 async def test_hostile_text_reaches_a_sink_cleaned_and_its_raw_form_as_ascii_json(tmp_path: Path) -> None:
@@ -221,6 +229,17 @@ async def test_a_python_without_the_agent_is_told_what_it_lacks(tmp_path: Path) 
     assert str(reason).endswith("or copy glowplug-agent.pyz there and set the node's agent to its path")
 
 
+async def test_a_python_that_is_too_old_for_the_agent_is_told_where_to_look(tmp_path: Path) -> None:
+    """What the agent's file says on an old Python comes with the verb that finds another one."""
+    said = "glowplug-agent: Python 3.10 or newer is needed, this is 3.8.18"
+    old = Node("n1", transport=(sys.executable, "-c", f"import sys; sys.exit({said!r})"))
+    async with linked(old, tmp_path) as (_, kept):
+        await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
+
+    reason = next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED)
+    assert f"{said}; glowplug deploy --check names one there that fits" in str(reason)
+
+
 async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     """What `sh` says about the host's Python is the reason."""
     async with linked(node(python=("no-such-python3",)), tmp_path) as (_, kept):
@@ -232,8 +251,22 @@ async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     assert "127" in reason
 
 
+async def test_whoever_gives_up_on_a_silent_host_is_told_how_far_it_came(tmp_path: Path) -> None:
+    """The link has more patience than a verb; until it gives up its state says that the host is there."""
+    async with linked(node("never a mark"), tmp_path) as (_, kept):
+        await soon(lambda: kept.state.reason is not None, "a word on it")
+
+    reached = next(state for state in kept.states if state.reason is not None)
+    assert reached.status is LinkStatus.CONNECTING
+    assert reached.reason == "the host is reached, and nothing has come of its agent yet"
+
+
 @pytest.mark.parametrize(
-    ("script", "reason"), [("never a mark", "nothing within 0.5 s"), ("endless noise", "no agent answered")]
+    ("script", "reason"),
+    [
+        ("never a mark", "no agent: nothing within 0.5 s; a start-up file there may wait"),
+        ("endless noise", "no agent answered"),
+    ],
 )
 async def test_a_host_without_a_mark_is_given_up(tmp_path: Path, script: str, reason: str) -> None:
     """Neither silence nor endless noise holds a link up."""
@@ -333,7 +366,7 @@ async def test_an_outage_keeps_the_time_it_began_and_its_reason_through_every_tr
         await soon(lambda: len([s for s in kept.states if s.status is LinkStatus.DISCONNECTED]) >= 3, "three tries")
 
     down = [state for state in kept.states if state.status is LinkStatus.DISCONNECTED]
-    again = [state for state in kept.states[1:] if state.status is LinkStatus.CONNECTING]
+    again = [state for state in kept.states[2:] if state.status is LinkStatus.CONNECTING]
     assert [state.failures for state in down[:3]] == [1, 2, 3]
     assert len({state.since_s for state in down + again}) == 1
     assert all(state.reason == down[0].reason for state in again)

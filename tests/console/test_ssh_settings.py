@@ -82,6 +82,16 @@ async def test_the_fleet_s_user_and_port_are_ssh_s_own_options(tmp_path: Path) -
     assert (target.user, target.port, target.host_key_alias) == ("ops", 2222, "pool")
 
 
+async def test_a_host_of_the_fleet_s_may_be_an_alias(tmp_path: Path) -> None:
+    """Where ssh is asked about ``host`` its HostName is where the connection goes; without one ``host`` itself."""
+    config = "Host inner\n HostName %h.cluster.example\n Port 2222\nHost 192.0.2.*\n User ops\n"
+    alias = await one(tmp_path, config, host="inner")
+    address = await one(tmp_path, config, host="192.0.2.7")
+
+    assert (alias.label, alias.host, alias.port) == ("gpu-1", "inner.cluster.example", 2222)
+    assert (address.host, address.user) == ("192.0.2.7", "ops")
+
+
 async def test_key_files_come_in_order_with_their_tokens_filled_in(tmp_path: Path) -> None:
     """``ssh -G`` leaves these to the login: home, host, alias, port, users, ids and local names."""
     names = {

@@ -73,6 +73,18 @@ def test_a_full_disk_is_refused_with_its_numbers(tmp_path: Path, monkeypatch: py
     assert "17 MiB free, under the 256 MiB" in str(caches.find_cache_problem(tmp_path))
 
 
+def test_a_filesystem_without_inodes_is_refused_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes are free all the same, and are not said to be missing; where none are counted none are missing."""
+    fields = list(os.statvfs(tmp_path))
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    fields[5:8] = 4096, 3, 0
+    problem = str(caches.find_cache_problem(tmp_path))
+    assert problem == f"{tmp_path}: 0 of its filesystem's 4096 inodes are free, so no file can be made there"
+
+    fields[5:8] = 0, 0, 0
+    assert caches.find_cache_problem(tmp_path) is None
+
+
 def test_a_used_up_quota_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows only when something is written."""
 

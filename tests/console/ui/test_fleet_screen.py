@@ -15,7 +15,7 @@ from console.widgets.line_view import LineView
 from console.widgets.paint import plain
 from remote_agent.protocol.messages import RunState, Tier
 from tests.console.ui import scenes
-from tests.console.ui.driving import fake, fleet_screen, lines_of, press, running, see, settle, shown
+from tests.console.ui.driving import fake, fleet_screen, lines_of, press, running, see, settle, shown, shown_lines
 from tests.console.ui.fake_fleet import Asked
 
 NAMES = tuple(state.name for state in scenes.fleet())
@@ -195,6 +195,21 @@ async def test_the_cursor_follows_keys_in_grid_and_list() -> None:
         assert selection.selected == "lab-01"
         await press(app, pilot, "home")
         assert selection.selected == "gpu-eu-01"
+
+
+async def test_panels_keep_their_right_border_beside_the_scrollbar() -> None:
+    """What was drawn before the fleet outgrew the screen is drawn anew for the width that is left."""
+    few = [scenes.loading(f"node-{index}", f"run-{index:04d}-0000") for index in range(2)]
+    more = [scenes.loading(f"more-{index}", f"run-{index:04d}-0001") for index in range(16)]
+    async with running([*few, *more], size=(80, 24)) as (app, pilot):
+        await press(app, pilot, "/", *"node", "enter")
+        alone = shown_lines(app)[1]
+        await press(app, pilot, "escape", "escape")
+        beside = shown_lines(app)[1]
+
+    assert (alone[-1], beside[-2]) == ("┐", "┐")
+    assert "more" not in alone
+    assert beside[-1] not in "┐─"
 
 
 async def test_the_selected_node_is_brought_into_sight() -> None:

@@ -358,6 +358,7 @@ def test_an_unusable_cache_directory_is_named(tmp_path: Path) -> None:
     compiled, _ = run(warm, CompilePolicy("layer", str(blocked)), tmp_path / "cache")
 
     assert str(compiled.fallback).startswith(f"eager: cache directory unusable: {blocked}: ")
+    assert str(compiled.fallback).endswith("; compile.cache_directory names another")
 
 
 def test_the_repeated_layer_is_the_largest_list_of_like_modules(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from remote_agent.compile_records import read_records
+from remote_agent.compile_records import find_damaged, read_records
 from remote_agent.pipeline.compile_attempt import COUNTERS
 from remote_agent.pipeline.compile_cache import CompileCache, judge_cache
 from remote_agent.pipeline.shared_layer import LayerFunctions
@@ -123,3 +126,57 @@ def test_a_hit_under_a_new_key_is_recorded(tmp_path: Path) -> None:
 
     assert warm_up(tmp_path, {**KEY, "shapes": "1x4"}) == "cache hit: 2 graphs found, none compiled"
     assert len(read_records(tmp_path)) == 2
+
+
+class OneFunction(LayerFunctions):
+    """Has one function to save, of a content that is known."""
+
+    def save(self, folder: Path) -> tuple[Path, ...]:
+        path = folder / "0.new"
+        path.write_bytes(b"a compiled function")
+        return (path,)
+
+
+def test_what_is_in_its_place_counts_though_a_server_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network filesystem refuses to remove the folder that a function came from, and forgets each file once."""
+    remove, open_file, refused = os.rmdir, Path.open, set[str]()
+
+    def late_rmdir(path: str, *arguments: Any, **options: Any) -> None:
+        if Path(path).name.startswith("."):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        remove(path, *arguments, **options)
+
+    def stale_open(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if path.is_relative_to(tmp_path) and "r" in mode and str(path) not in refused:
+            refused.add(str(path))
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return open_file(path, mode, *arguments, **options)
+
+    build(tmp_path, "a.so")
+    monkeypatch.setattr(os, "rmdir", late_rmdir)
+    monkeypatch.setattr(Path, "open", stale_open)
+    CompileCache(tmp_path, KEY).keep(OneFunction(), "miss")
+    refused.clear()
+    (record,) = read_records(tmp_path)
+
+    (function,) = record.functions
+    assert find_damaged(tmp_path, record.functions) == ()
+    assert len(refused) == 2
+    assert (tmp_path / function.path).read_bytes() == b"a compiled function"
+
+
+def test_a_file_that_stays_away_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for twice, and no more."""
+    build(tmp_path, "a.so")
+    CompileCache(tmp_path, KEY).keep(OneFunction(), "miss")
+    (record,) = read_records(tmp_path)
+    asked = []
+
+    def stale_open(path: Path, *arguments: Any) -> None:
+        asked.append(path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "open", stale_open)
+
+    assert find_damaged(tmp_path, record.functions) == record.functions
+    assert len(asked) == 2
