@@ -150,7 +150,7 @@ command = ["/opt/checks/errors-are-low"]  # no shell; exit 0 passes, 75 is incon
 timeout_s = 10
 
 [[rollout.gates]]
-http = "http://monitor.example/ready"
+http = "http://{host}:8000/health"  # each node's own; {node}: its name. Without either one address for all
 status = 200
 
 [rollout.hooks]                 # programs that move traffic, for one node; no shell, exit 75 tries again

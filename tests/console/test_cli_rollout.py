@@ -264,6 +264,18 @@ def test_a_selector_that_names_no_node_is_said(desk: Desk, capsys: pytest.Captur
     assert capsys.readouterr().err == "glowplug: no node matches 'tag:ue'; did you mean tag:eu?\n"
 
 
+def test_a_gate_that_asks_for_a_nodes_host_needs_one(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that ssh alone resolves is no address; it is said before anything is begun."""
+    gate = 'selector = "all"\ngates = [{ tier = "cached" }, { http = "http://{host}:8000/health" }]\n'
+    desk.write('[nodes.a]\nhost = "10.0.0.1"\n[nodes.b]\n[nodes.c]\n', gate)
+
+    assert run(["rollout", "plan", "pre-warm"]) == 2
+    assert (
+        "rollout pre-warm: gate 2 asks http://{host}:8000/health, and node b and 1 more has no host in fleet.toml"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_rollout_that_is_not_there_is_said(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 2, with what is close."""
     desk.write("[nodes.gpu-1]\n", 'selector = "all"\n')

@@ -238,6 +238,46 @@ async def test_an_address_passes_by_its_status_alone(measured: Measured) -> None
     assert requests[0].startswith(b"GET /health?deep=1 HTTP/1.1\r\nHost: 127.0.0.1:")
 
 
+async def test_an_address_with_placeholders_is_each_nodes_own(tmp_path: Path) -> None:
+    """Filled with its name and its host; of several, the one that does not hold is named."""
+    world, requests = World(tmp_path), list[bytes]()
+    hosts = {"n1": "127.0.0.1", "n2": "::1", "n3": None}
+    nodes = tuple(replace(node, host=hosts[node.name]) for node in world.config.nodes)
+    world.config = replace(world.config, nodes=nodes)
+    both = (*WARM, Warm("n2", "run-00000002"))
+    async with world.fleet() as fleet, served(saying(b"HTTP/1.1 200 OK\r\n\r\n", requests)) as url:
+        measured = Measured(fleet, world)
+        port = url.split(":")[2].split("/")[0]
+        by_name = await measured.whole(warm=both, http=f"http://127.0.0.1:{port}/of/{{node}}")
+        by_host = await measured.sample(http=f"http://{{host}}:{port}/")
+        by_six = await measured.whole(warm=(Warm("n2", "run-00000002"),), http=f"http://{{host}}:{port}/")
+        hostless = await measured.whole(warm=(Warm("n3", "run-00000003"),), http="http://{host}/")
+
+    assert by_name.values == {name: {"verdict": "pass", "status": 200} for name in ("n1", "n2")}
+    assert {request.split()[1] for request in requests} == {b"/of/n1", b"/of/n2", b"/"}
+    assert by_host == (PASS, "")
+    assert by_six.reason.startswith(f"n2: http://[::1]:{port}/: ")
+    assert (hostless.verdict, hostless.reason) == (
+        INCONCLUSIVE,
+        "n3: http://{host}/ needs a host, and the node has none in fleet.toml",
+    )
+
+
+async def test_an_address_without_tls_is_said_to_have_none(measured: Measured) -> None:
+    """In words of TLS: its error numbers are not the system's."""
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+
+    async with served(plain) as url:
+        secure = url.replace("http:", "https:")
+        verdict, reason = await measured.sample(http=secure)
+
+    assert verdict is FAIL
+    assert reason.startswith(f"{secure}: TLS failed: ")
+
+
 async def test_an_address_that_does_not_answer_in_time_fails(measured: Measured) -> None:
     """Drop by drop is not in time either, and nothing of it stays behind."""
 
