@@ -18,7 +18,7 @@ from console.rollout.measure import Sampled, judge_figure, judge_tier, request_f
 from console.rollout.settings import Gate
 from console.rollout.states import Verdict
 from db.records import Baseline
-from remote_agent.protocol.messages import Recipe, RunRecord, Tier
+from remote_agent.protocol.messages import VERIFY_MOST_S, Recipe, RunRecord, Tier
 
 BY_REQUEST = ("total", "first_output")
 """What a real request measures anew; a stage is what it was in the run."""
@@ -80,7 +80,8 @@ async def _baseline(fleet: Fleet, node: str, run: RunRecord) -> Baseline | None:
 
 async def _by_request(fleet: Fleet, gate: Gate, recipe: Recipe, node: str, baseline: Baseline | None) -> Sampled:
     """Have the node send one real request to what is warm there: through its port, where the recipe serves."""
-    sample = (await fleet.verify(node, recipe.name, recipe=recipe)).samples[0]
+    timeout_s = min(gate.timeout_s, VERIFY_MOST_S)
+    sample = (await fleet.verify(node, recipe.name, recipe=recipe, timeout_s=timeout_s)).samples[0]
     if sample.error is not None:
         return Sampled(Verdict.FAIL, f"the request failed: {sample.error}")
     value_ns = sample.total_ns if gate.measure == "total" else sample.first_output_ns

@@ -170,6 +170,18 @@ async def test_a_request_that_verify_sends_is_measured(measured: Measured, answe
     assert all((one.model, one.count, one.recipe) == ("llama", 1, measured.recipe) for one in answers.asked)
 
 
+@pytest.mark.parametrize(("timeout_s", "asked_s"), [(10.0, 10.0), (120.0, 120.0), (7200.0, 600.0)])
+async def test_a_request_has_its_gates_time(
+    measured: Measured, answers: Answers, timeout_s: float, asked_s: float
+) -> None:
+    """As far as the agent gives a request any; so none goes on there that nobody waits for."""
+    await measured.warm()
+    answers.next = [VerifySample(1, 400, 900, "7")]
+    await measured.sample(False, measure="total", limit_s=1, timeout_s=timeout_s)
+
+    assert [one.timeout_s for one in answers.asked] == [asked_s]
+
+
 def program(folder: Path, text: str) -> tuple[str, ...]:
     path = folder / "gate"
     path.write_text(f"#!/bin/sh\n{text}\n")
