@@ -267,6 +267,12 @@ def test_there_is_nothing_to_verify_or_stop_where_nothing_is_warm(capsys: pytest
     assert "glowplug: name what to ask: give either --recipe or --model" in told.err
 
 
+@pytest.mark.parametrize("option", [("--interval", "nan"), ("--interval", "601"), ("--count", "201")])
+def test_what_no_agent_would_verify_is_a_usage_error(option: tuple[str, str]) -> None:
+    """By the limits of the protocol itself, before anything is asked of a node."""
+    assert run(["verify", "here", "--model", "/m", *option]) == 2
+
+
 def test_there_is_nothing_to_park_where_no_standby_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Both verbs say so in one line, with the code for usage."""
     assert [run(["park", "here"]), run(["unpark", "here"]), run(["park", "here", "llama"])] == [2, 2, 2]
