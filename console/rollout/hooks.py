@@ -44,11 +44,15 @@ class Ended:
 
 
 def environment(
-    base: Mapping[str, str], rollout_uid: str, phase: str, nodes: Sequence[tuple[str, int, int]]
+    base: Mapping[str, str],
+    rollout_uid: str,
+    phase: str,
+    nodes: Sequence[tuple[str, int, int]],
+    is_dry: bool = False,
 ) -> dict[str, str]:
     """Return the environment of a program that is run for these nodes: name, batch from 0, attempt.
 
-    ``_NODE``, ``_BATCH`` and ``_ATTEMPT`` are empty where nodes differ in them.
+    ``_NODE``, ``_BATCH`` and ``_ATTEMPT`` are empty where nodes differ in them. ``is_dry``: it is to change nothing.
     """
 
     def one(values: Sequence[object]) -> str:
@@ -62,7 +66,7 @@ def environment(
         "GLOWPLUG_ROLLOUT_BATCH": one([batch + 1 for _, batch, _ in nodes]),
         "GLOWPLUG_ROLLOUT_ATTEMPT": one([attempt for _, _, attempt in nodes]),
         "GLOWPLUG_ROLLOUT_PHASE": phase,
-        "GLOWPLUG_ROLLOUT_DRY_RUN": "0",
+        "GLOWPLUG_ROLLOUT_DRY_RUN": "1" if is_dry else "0",
     }
 
 

@@ -23,10 +23,14 @@ FACTOR_MOST = 1000.0
 
 @dataclass(frozen=True)
 class Hook(Checked):
-    """A program of the operator's, run for one node: its arguments, no shell."""
+    """A program of the operator's, run for one node: its arguments, no shell.
+
+    ``dry_run``: it changes nothing where ``GLOWPLUG_ROLLOUT_DRY_RUN`` is 1, so a plan may try it.
+    """
 
     argv: tuple[str, ...]
     timeout_s: float = 60.0
+    dry_run: bool = False
 
     def value_problems(self) -> Iterator[str]:
         yield from _seconds("timeout_s", self.timeout_s)
