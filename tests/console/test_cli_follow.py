@@ -12,7 +12,7 @@ from console.cli.park import choose_standby
 from console.errors import UsageError
 from remote_agent.protocol.messages import Resident, RunState, Tier
 from tests.console.fake_host import eventually
-from tests.console.test_fleet import RECIPES, World
+from tests.console.fleet_world import RECIPES, World
 
 
 def standby(uid: str, tier: Tier = Tier.STANDBY, recipe: str = "llama") -> Resident:

@@ -19,7 +19,7 @@ from console.rollout.settings import Gate
 from console.rollout.states import Verdict
 from remote_agent.protocol.messages import Tier, VerifyParams, VerifyResult, VerifySample
 from tests.console.fake_host import FakeHost
-from tests.console.test_fleet import World
+from tests.console.fleet_world import World
 
 WARM = (Warm("n1", "run-00000001"),)
 PASS, FAIL, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE

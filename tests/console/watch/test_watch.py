@@ -21,8 +21,8 @@ from db.rollout_store import RolloutStore
 from db.watch_store import WatchStore
 from remote_agent.protocol.messages import ResidentChanged, RunStartParams, RunState, Tier
 from tests.console.fake_host import FakeHost, eventually
+from tests.console.fleet_world import RECIPES, World
 from tests.console.happenings import ACTOR
-from tests.console.test_fleet import RECIPES, World
 from tests.db.test_rollouts import NODES as ROLLOUT_NODES
 from tests.db.test_rollouts import UID, rollout_row, turn
 
