@@ -122,9 +122,9 @@ async def _by_http(gate: Gate, url: str) -> Sampled:
 def _why_unanswered(error: OSError | ValueError) -> str:
     """Say it in the system's words: asyncio's own name every address that it tried, and TLS has numbers of its own."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}"
+        return f"TLS: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {(error.reason or str(error)).replace('_', ' ').lower()}"
+        return f"TLS: {error.reason or error}"
     number = error.errno or 0 if isinstance(error, OSError) else 0
     return os.strerror(number) if number > 0 else str(error)
 

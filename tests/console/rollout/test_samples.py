@@ -287,7 +287,7 @@ async def test_an_address_without_tls_is_said_to_have_none(measured: Measured) -
         verdict, reason = await measured.sample(http=secure)
 
     assert verdict is FAIL
-    assert reason.startswith(f"{secure}: TLS failed: ")
+    assert reason.startswith(f"{secure}: TLS: ")
 
 
 async def test_an_address_that_does_not_answer_in_time_fails(measured: Measured) -> None:
