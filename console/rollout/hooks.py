@@ -73,8 +73,8 @@ async def run_program(
     """Run a program until it ends with another code than 75, all tries together within ``timeout_s``.
 
     Over its time, and when this is cancelled, its whole process group is ended before this returns: by SIGTERM, and by
-    SIGKILL what is left after a few seconds. It is ended as well where this process is stopped, or its event loop hangs,
-    for `SILENT_S`: another may have taken over. What a program that ended by itself has left running is left alone.
+    SIGKILL what is left after a few seconds. So it is where this process is stopped, or its event loop hangs, for
+    `SILENT_S`: another may have taken over. What a program that ended by itself has left running is left alone.
     """
     began_s = time.monotonic()
     tries = 0

@@ -120,7 +120,7 @@ async def test_what_a_program_changed_it_may_put_back_though_it_was_started_by_a
 async def test_a_program_that_does_not_heed_sigterm_is_killed(tmp_path: Path) -> None:
     """After a few seconds, with what it started."""
     argv = script(tmp_path, f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; wait; sleep 300")
-    ended = await run_program(argv, os.environ, 1.0)
+    ended = await run_program(argv, os.environ, 3.0)
     child = int((tmp_path / "child").read_text())
 
     assert ended.code is None
