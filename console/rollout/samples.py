@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,9 @@ async def _by_http(gate: Gate) -> Sampled:
             status = await http_status(gate.http or "")
     except TimeoutError:
         return Sampled(Verdict.FAIL, f"{gate.http} did not answer within {gate.timeout_s:g} s")
+    except ssl.SSLError as error:
+        what = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason or str(error)
+        return Sampled(Verdict.FAIL, f"{gate.http}: TLS: {what}")
     except OSError as error:
         number = error.errno or 0  # asyncio's own words name every address that it tried
         return Sampled(Verdict.FAIL, f"{gate.http}: {os.strerror(number) if number > 0 else error}")
@@ -129,6 +133,6 @@ async def http_status(url: str) -> int:
     finally:
         writer.transport.abort()
     words = line.split(None, 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not re.fullmatch("[1-9][0-9]{2}", words[1]):
         raise ValueError(f"the answer is not HTTP: {line[:60]!r}")
     return int(words[1])

@@ -249,6 +249,7 @@ def _batch_numbers(name: str, numbers: tuple[int, ...]) -> Iterator[str]:
 def _is_url(text: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and text.isprintable() and " " not in text
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return is_whole and text.isprintable() and " " not in text
     except ValueError:
         return False

@@ -77,6 +77,7 @@ def test_every_mistake_is_named_with_its_line() -> None:
         ('gates = [{ tier = "host", limit_s = 1 }]', "gates[0].limit_s: is for a gate with measure"),
         ('gates = [{ tier = "host", http = "http://x" }]', "not tier and http"),
         ('gates = [{ http = "ftp://x" }]', "gates[0].http: 'ftp://x' is not an http"),
+        ('gates = [{ http = "http://x:99999/" }]', "gates[0].http: 'http://x:99999/' is not an http"),
         ('gates = [{ command = [""] }]', "gates[0].command[0]: '' is empty"),
         ('gates = [{ tier = "host", count = 2, failure_limit = 2 }]', "failure_limit: 2 is not within 0..1"),
         ('gates = [{ tier = "host", count = 2, consecutive_success = 3 }]', "3 is not within 1..2"),

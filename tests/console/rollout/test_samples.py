@@ -232,10 +232,28 @@ async def test_an_address_passes_by_its_status_alone(measured: Measured) -> None
         assert await measured.sample(http=url, status=204) == (FAIL, f"{url} is 200, not 204")
     async with served(saying(b"HTTP/1.1 302 Found\r\nlocation: /\r\n\r\n", [])) as url:
         assert await measured.sample(http=url) == (FAIL, f"{url} is 302, not 200")
-    async with served(saying(b"\x1b]52;c;AAAA\x07 nonsense\r\n", [])) as url:
-        assert (await measured.sample(http=url))[0] is FAIL
+    for nonsense in (b"\x1b]52;c;AAAA\x07 nonsense\r\n", b"HTTP/1.1 " + b"9" * 5000 + b" OK\r\n"):
+        async with served(saying(nonsense, [])) as url:
+            verdict, reason = await measured.sample(http=url)
+        assert verdict is FAIL
+        assert reason.startswith(f"{url}: the answer is not HTTP: ")
 
     assert requests[0].startswith(b"GET /health?deep=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+
+
+async def test_an_address_without_the_tls_that_it_should_have_fails_and_says_so(measured: Measured) -> None:
+    """The number of such an error is OpenSSL's, not the system's."""
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+
+    async with served(plain) as url:
+        secure = url.replace("http:", "https:")
+        verdict, reason = await measured.sample(http=secure)
+
+    assert verdict is FAIL
+    assert reason.startswith(f"{secure}: TLS: ")
 
 
 async def test_an_address_that_does_not_answer_in_time_fails(measured: Measured) -> None:
