@@ -38,7 +38,7 @@ from console.rollout.machine import step
 from console.rollout.saved import entry, node_rows, read_state, run_uid, state_json
 from console.rollout.states import NodeState, RolloutState
 from console.transports.base import unbroken
-from db.errors import UnavailableError
+from db.errors import HistoryError, LeaseLostError, UnavailableError
 from db.rollout_records import CommandRow, Entry, RolloutRow, Turn
 from db.rollout_store import RolloutStore
 
@@ -96,7 +96,8 @@ class Controller:
     async def run(self) -> RolloutState:
         """Carry the rollout out to its end and return its last state; when cancelled, leave it paused and resumable.
 
-        Raises: LeaseLostError; HistoryError where nothing can be stored for as long as the lease lasts.
+        Raises: LeaseLostError; HistoryError where nothing can be stored for as long as the lease lasts, which names the
+        nodes that are out of traffic.
         """
         try:
             await unbroken(self._begin())
@@ -106,6 +107,11 @@ class Controller:
         except asyncio.CancelledError:
             await self._wind_down()
             raise
+        except LeaseLostError:
+            raise
+        except HistoryError as error:  # the history may be gone for good, and with it who knows of them
+            out = [row.name for row in self.state.nodes if row.is_out]
+            raise type(error)(f"{error}; out of traffic: {', '.join(out)}" if out else str(error)) from error
         finally:
             await self._lanes.close()
         return self.state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -147,6 +148,6 @@ async def http_status(url: str) -> int:
     finally:
         writer.transport.abort()
     words = line.split(None, 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not re.fullmatch("[1-9][0-9]{2}", words[1]):
         raise ValueError(f"the answer is not HTTP: {line[:60]!r}")
     return int(words[1])

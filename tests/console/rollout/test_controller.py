@@ -112,6 +112,7 @@ async def test_an_abort_ends_an_attempt_before_its_node_is_backed_out(make_desk:
         assert await ask(desk, "abort") == (True, "it is aborting")
         await eventually(lambda: e.StopNode("a", 1) in effects.begun)
         assert effects.called_off == [e.StartNode("a", 1, ("before_shift", "warm"))]
+        assert await ask(desk, "retry", node="a") == (False, "it is aborting")
         assert e.BackOutNode("a", 1) not in effects.begun
         await effects.let_go(e.StopNode)
         state = await task

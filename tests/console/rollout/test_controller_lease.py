@@ -11,7 +11,7 @@ from console.rollout import events as e
 from console.rollout.controller import Controller
 from console.rollout.states import Phase
 from db.database import connect
-from db.errors import LeaseHeldError, LeaseLostError, UnavailableError
+from db.errors import DamagedError, LeaseHeldError, LeaseLostError, UnavailableError
 from db.rollout_records import CommandRow, TimelineRow, Turn
 from db.rollout_store import RolloutStore
 from tests.console.fake_host import eventually
@@ -143,3 +143,14 @@ async def test_a_controller_that_can_not_store_for_a_whole_lease_ends(
         connection.execute("ROLLBACK")
 
     assert effects.begun == []
+
+
+async def test_a_controller_whose_history_is_gone_names_who_is_out_of_traffic(make_desk: MakeDesk) -> None:
+    """With the history, nobody else would know of them."""
+    desk, effects = make_desk(rules(), (("a",), ("b",)), lease_s=0.4), FakeEffects()
+    effects.held.add(e.StartNode)
+    async with running(desk.controller(effects)) as task:
+        await eventually(lambda: effects.begun)
+        desk.path.rename(desk.path.with_name("gone"))
+        with pytest.raises(DamagedError, match=r"was moved or replaced while in use; .*; out of traffic: a$"):
+            await task

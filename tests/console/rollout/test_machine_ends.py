@@ -33,6 +33,17 @@ def test_a_second_abort_asks_again_for_what_could_not_be_backed_out() -> None:
     assert world.state.phase is Phase.ABORTED
 
 
+def test_an_abort_asks_again_for_what_could_not_be_backed_out_before_it() -> None:
+    """Else the node would stay out of traffic, and the rollout aborting, until somebody thinks of a second one."""
+    world = World(rules(max_failures=2))
+    world.fail("a")
+    world.do(e.BackedOut("a", False, "haproxy does not answer"), e.Abort())
+    assert world.last[-1] == e.BackOutNode("a", 1)
+    world.do(e.BackedOut("a", True))
+
+    assert world.state.phase is Phase.ABORTED
+
+
 @pytest.mark.parametrize("reason", ["", "   "])
 def test_a_skip_needs_a_reason(reason: str) -> None:
     """Without one nothing happens."""

@@ -244,8 +244,11 @@ async def test_an_address_passes_by_its_status_alone(measured: Measured) -> None
         assert await measured.sample(http=url, status=204) == (FAIL, f"{url} is 200, not 204")
     async with served(saying(b"HTTP/1.1 302 Found\r\nlocation: /\r\n\r\n", [])) as url:
         assert await measured.sample(http=url) == (FAIL, f"{url} is 302, not 200")
-    async with served(saying(b"\x1b]52;c;AAAA\x07 nonsense\r\n", [])) as url:
-        assert (await measured.sample(http=url))[0] is FAIL
+    for nonsense in (b"\x1b]52;c;AAAA\x07 nonsense\r\n", b"HTTP/1.1 " + b"9" * 5000 + b" OK\r\n"):
+        async with served(saying(nonsense, [])) as url:
+            verdict, reason = await measured.sample(http=url)
+        assert verdict is FAIL
+        assert reason.startswith(f"{url}: the answer is not HTTP: ")
 
     assert requests[0].startswith(b"GET /health?deep=1 HTTP/1.1\r\nHost: 127.0.0.1:")
 
