@@ -150,12 +150,14 @@ command = ["/opt/checks/errors-are-low"]  # no shell; exit 0 passes, 75 is incon
 timeout_s = 10
 
 [[rollout.gates]]
-http = "http://monitor.example/ready"
+http = "http://{host}:8000/health"  # each node's own; {node}: its name. Without either one address for all
 status = 200
 
 [rollout.hooks]                 # programs that move traffic, for one node; no shell, exit 75 tries again
-before_shift = { argv = ["/opt/hooks/drain"], timeout_s = 120 }  # before the node is warmed
-shift = { argv = ["/opt/hooks/shift"], timeout_s = 60 }  # once the gates of its batch passed
-after_shift = { argv = ["/opt/hooks/check"], timeout_s = 60 }
-on_abort = { argv = ["/opt/hooks/back-out"], timeout_s = 60 }  # for a node that did not become ready; required
+before_shift = { argv = ["/opt/hooks/drain"], timeout_s = 120, dry_run = true }  # before the node is warmed; dry_run:
+                                # with GLOWPLUG_ROLLOUT_DRY_RUN=1 it changes nothing, so `plan --try-hooks` may run it
+shift = { argv = ["/opt/hooks/shift"], timeout_s = 60, dry_run = true }  # once the gates of its batch passed
+after_shift = { argv = ["/opt/hooks/check"], timeout_s = 60, dry_run = false }
+on_abort = { argv = ["/opt/hooks/back-out"], timeout_s = 60, dry_run = true }  # for a node that did not become ready;
+                                # required
 """

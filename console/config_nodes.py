@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from console.places import PARALLEL_MOST
 from remote_agent.protocol.budget import parse_budget
 from remote_agent.protocol.codec import Problem
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-PARALLEL_MOST = 1000
 NAME_RULE = "must be 1..64 letters, digits, '.', '_' or '-', the first a letter or digit"
 _HOST = re.compile(r"[A-Za-z0-9_:.%][A-Za-z0-9_:.%-]{0,254}")
 _USER = re.compile(r"[^\s\x00-\x20\x7f@-][^\s\x00-\x20\x7f@]{0,63}")

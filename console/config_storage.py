@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from console.config_lines import hint
-from console.config_nodes import PARALLEL_MOST, Node
+from console.config_nodes import Node
+from console.places import PARALLEL_MOST
 from remote_agent.protocol.codec import Problem
 
 ONE_LOAD = 1

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+PARALLEL_MOST = 1000
+"""Loads at one time that a configuration or a verb may ask for."""
+
 
 class Places:
     """``async with places:`` holds one; lives on one event loop."""

@@ -99,12 +99,21 @@ class Requests(abc.ABC):
         return answer.stopped
 
     async def verify(
-        self, node: str, model: str, count: int = 1, interval_s: float = 0.0, recipe: Recipe | None = None
+        self,
+        node: str,
+        model: str,
+        count: int = 1,
+        interval_s: float = 0.0,
+        recipe: Recipe | None = None,
+        timeout_s: float = VerifyParams.timeout_s,
     ) -> VerifyResult:
-        """Send real requests to what is ready of a model. Raises: LinkError; RequestRefused where nothing is."""
+        """Send real requests to what is ready of a model, each within ``timeout_s``.
+
+        Raises: LinkError; RequestRefused where nothing is ready.
+        """
         session = self._session(node)
         await session.until_connected(session.node.connect_timeout_s)
-        params = VerifyParams(model, count, interval_s, recipe=recipe, python=session.node.python)
+        params = VerifyParams(model, count, interval_s, timeout_s, recipe, python=session.node.python)
         limit_s = ANSWER_S + ATTACH_S + count * max(interval_s, params.timeout_s)
         return await session.request("verify", params, VerifyResult, limit_s)
 

@@ -55,6 +55,7 @@ class RolloutStore(LeaseStore):
 
         Raises: LeaseHeldError while another's has not expired; RolloutError for none of that uid.
         """
+        self._bound(rollout_uid)
         with self._transaction() as (connection, now_ns):
             row = rollout_row(_row(connection, rollout_uid))
             lease = lease_of(row, now_ns)
@@ -116,6 +117,7 @@ class RolloutStore(LeaseStore):
 
     def ask(self, rollout_uid: str, actor: tuple[str, str], verb: str, arguments: Mapping[str, object]) -> int | None:
         """Leave a command for whoever holds the lease and return its id; None where nobody does."""
+        self._bound(rollout_uid)
         with self._transaction() as (connection, now_ns):
             row = _row(connection, rollout_uid)
             if lease_of(rollout_row(row), now_ns) is None:
@@ -142,6 +144,14 @@ class RolloutStore(LeaseStore):
             return _answer(connection, command_id, False, "withdrawn", now_ns)
 
     # --- within -------------------------------------------------------------------
+
+    def _bound(self, rollout_uid: str) -> None:
+        """Let a lease end within its whole time from now: a clock that was set back would keep a dead console's."""
+        with self._transaction() as (connection, now_ns):
+            connection.execute(
+                "UPDATE rollouts SET lease_expires_ns = ? WHERE rollout_uid = ? AND lease_expires_ns > ?",
+                (self._until(now_ns), rollout_uid, self._until(now_ns)),
+            )
 
     def _keep(self, connection: sqlite3.Connection, rollout_uid: str, now_ns: int) -> int:
         """Renew the lease and return the rollout's number. Raises: LeaseLostError."""

@@ -55,6 +55,7 @@ class WatchStore(LeaseStore):
 
     def take(self, nodes: Sequence[str]) -> None:
         """Take all of these nodes. Raises: WatchHeldError while another has one of them; then none is taken."""
+        self._bound()
         with self._transaction() as (connection, now_ns):
             for row in self._others(connection, nodes, now_ns):
                 raise WatchHeldError(row.node, row.recipe, row.who, (row.expires_ns - now_ns) / NS_PER_S)
@@ -62,6 +63,7 @@ class WatchStore(LeaseStore):
 
     def keep(self, nodes: Sequence[str]) -> tuple[WatchRow, ...]:
         """Renew what is still ours or free, and return the rest: who has it by now."""
+        self._bound()
         with self._transaction() as (connection, now_ns):
             lost = self._others(connection, nodes, now_ns)
             self._put(connection, set(nodes) - {row.node for row in lost}, now_ns)
@@ -73,6 +75,14 @@ class WatchStore(LeaseStore):
             connection.executemany(
                 "DELETE FROM watches WHERE node = ? AND recipe = ? AND holder = ?",
                 [(node, self._recipe, self.holder) for node in nodes],
+            )
+
+    def _bound(self) -> None:
+        """Let leases end within their whole time from now: a clock that was set back would keep a dead watch's."""
+        with self._transaction() as (connection, now_ns):
+            connection.execute(
+                "UPDATE watches SET expires_ns = ? WHERE recipe = ? AND expires_ns > ?",
+                (self._until(now_ns), self._recipe, self._until(now_ns)),
             )
 
     def _others(self, connection: sqlite3.Connection, nodes: Sequence[str], now_ns: int) -> tuple[WatchRow, ...]:

@@ -24,6 +24,7 @@ from console.cli.streams import tell
 from console.errors import Aborted, Interrupted
 from console.heap import settled_heap
 from console.locations import Locations
+from console.places import PARALLEL_MOST
 
 if TYPE_CHECKING:
     from console.config import Config
@@ -135,7 +136,7 @@ class FilePath(click.Path):
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there.")
 parallel_option = click.option(
-    "--parallel", type=click.IntRange(1, 1000), help="Runs at one time; the configuration's by default."
+    "--parallel", type=click.IntRange(1, PARALLEL_MOST), help="Runs at one time; the configuration's by default."
 )
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 

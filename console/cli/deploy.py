@@ -17,8 +17,7 @@ from console.deployment.upgrade import Order, Outcome, deploy
 from console.errors import GlowplugError, UsageError
 from console.format import size_text
 from console.transports.gate import Gate
-
-WAIT_LIMIT_S = 86400.0
+from remote_agent.protocol.messages import INSTALL_WAIT_MOST_S
 
 
 @click.command("deploy")
@@ -41,8 +40,8 @@ def command(
     """
     if is_check and is_rollback:
         raise UsageError("give --check or --rollback, not both")
-    if not 0 <= wait_s <= WAIT_LIMIT_S:
-        raise UsageError(f"--wait: {wait_s:g} is not within 0..{WAIT_LIMIT_S:g} seconds")
+    if not 0 <= wait_s <= INSTALL_WAIT_MOST_S:
+        raise UsageError(f"--wait: {wait_s:g} is not within 0..{INSTALL_WAIT_MOST_S:g} seconds")
     nodes = context.load_config().select(node)
     context.start_log()
     file = build_installed(context.locations.cache_directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from console.cli.common import Context, ended_by_signals, json_option, say
 from console.cli.hook_task import make_task, places_of
+from console.cli.seconds import Seconds
 from console.hooks.haproxy.drain import drain as drain_servers
 from console.hooks.haproxy.places import look_at
 from console.hooks.haproxy.protocol import State, Weight, change_command, kill_command, parse_weight
@@ -18,6 +18,8 @@ from console.hooks.haproxy.restore import restore as restore_servers
 from console.hooks.haproxy.shift import Steps, check_possible
 from console.hooks.haproxy.shift import shift as shift_servers
 from console.rollout.settings import LONGEST_S
+
+_SECONDS = Seconds(LONGEST_S)
 
 
 @click.group("hook")
@@ -44,17 +46,6 @@ def _decorated(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return function
 
     return decorate
-
-
-class _Seconds(click.FloatRange):
-    def __init__(self) -> None:
-        super().__init__(min=0, max=LONGEST_S)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):  # which is within every range
-            self.fail(f"{value!r} is no number of seconds", param, ctx)
-        return seconds
 
 
 def _weights(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Weight, ...]:
@@ -95,7 +86,7 @@ _maint = click.option(
     "--maint", is_flag=True, help="Out of traffic is `maint`, not `drain`: no sticky sessions either."
 )
 _up = _decorated(
-    click.option("--timeout-s", type=_Seconds(), default=30.0, show_default=True, help="For a server to be UP."),
+    click.option("--timeout-s", type=_SECONDS, default=30.0, show_default=True, help="For a server to be UP."),
     click.option(
         "--max-errors", type=click.IntRange(min=0), default=0, show_default=True, help="That servers may make."
     ),
@@ -106,7 +97,7 @@ _up = _decorated(
 
 @haproxy.command("drain")
 @_servers
-@click.option("--timeout-s", type=_Seconds(), default=50.0, show_default=True, help="For sessions to end.")
+@click.option("--timeout-s", type=_SECONDS, default=50.0, show_default=True, help="For sessions to end.")
 @click.option("--force", is_flag=True, help="End sessions that are left then.")
 @_maint
 @_subject
@@ -141,7 +132,7 @@ def drain(
 @haproxy.command("shift")
 @_servers
 @click.option("--weights", callback=_weights, default="100%", show_default=True, help="Steps, such as 10%,50%,100%.")
-@click.option("--step-s", type=_Seconds(), default=10.0, show_default=True, help="How long a step is watched.")
+@click.option("--step-s", type=_SECONDS, default=10.0, show_default=True, help="How long a step is watched.")
 @_up
 @_subject
 @click.pass_obj

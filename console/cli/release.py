@@ -10,9 +10,7 @@ from console.config import Config
 from console.errors import Aborted, UsageError
 from console.format import counted, short_uid, size_text
 from remote_agent.protocol.codec import encode
-from remote_agent.protocol.messages import ReleaseParams, ReleaseResult, Resident
-
-WAIT_LIMIT_S = 3600.0
+from remote_agent.protocol.messages import RELEASE_WAIT_MOST_S, ReleaseParams, ReleaseResult, Resident
 
 
 @click.command("release")
@@ -45,8 +43,8 @@ def command(
     Exit codes: 0 released, 1 refused (attached or in use) or the driver is still held, 2 nothing like that is
     warm, 3 the node is out of reach, 4 not confirmed.
     """
-    if not 0 <= wait_s <= WAIT_LIMIT_S:
-        raise UsageError(f"--wait: {wait_s:g} is not within 0..{WAIT_LIMIT_S:g} seconds")
+    if not 0 <= wait_s <= RELEASE_WAIT_MOST_S:
+        raise UsageError(f"--wait: {wait_s:g} is not within 0..{RELEASE_WAIT_MOST_S:g} seconds")
     config = context.load_config()
     name = config.node(node).name
     context.start_log()

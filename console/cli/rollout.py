@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from console.clean import clean
 from console.cli import rollout_verbs as verbs
 from console.cli.ahead import ahead_options, read_schedule
-from console.cli.common import Context, emit, json_option, parallel_option
+from console.cli.common import Context, emit, json_option, parallel_option, run_async
 from console.config import Config
+from console.rollout import dry_run
 from console.rollout.beginning import planned
 from console.rollout.plan import Plan
 from console.rollout.plan_text import plan_document, plan_lines
@@ -25,23 +27,33 @@ for verb in (verbs.status, verbs.pause, verbs.resume, verbs.promote, verbs.retry
 @command.command("plan")
 @click.argument("name")
 @parallel_option
+@click.option("--try-hooks", is_flag=True, help="Run each hook that says dry_run = true, for every node.")
 @json_option
 @click.pass_obj
-def plan(context: Context, name: str, parallel: int | None, as_json: bool) -> int:
+def plan(context: Context, name: str, parallel: int | None, try_hooks: bool, as_json: bool) -> int:
     """Show what rollout NAME would do: batches, nodes in order, gates, and what each is expected to take.
 
     From fleet.toml and this machine's history alone: no node is asked. A node's tier is the one that its last ready
     run of the recipe left; its time is the median of its ready runs from there, or "no history".
 
-    Exit codes: 0 shown, 2 no such rollout, a selector that names no node, or a mistake in fleet.toml.
+    With --try-hooks, hooks with dry_run = true are run as well, with GLOWPLUG_ROLLOUT_DRY_RUN=1: such a hook changes
+    nothing then, and ends as it would. `glowplug hook haproxy` heeds it.
+
+    Exit codes: 0 shown, 1 a hook that was tried failed, 2 no such rollout, a selector that names no node, or a mistake
+    in fleet.toml, 130 interrupted.
     """
     shown = _planned(context, context.load_config(), name, parallel)
-    if as_json:
-        emit(plan_document(shown))
-    else:
-        for line in plan_lines(shown):
+    document, lines = plan_document(shown), plan_lines(shown)
+    if not as_json:
+        for line in lines:
             click.echo(line)
-    return 0
+    tried = run_async(dry_run.try_hooks(shown, context.program_environ)) if try_hooks else ()
+    if as_json:
+        emit(document | (dry_run.tried_document(shown, tried) if try_hooks else {}))
+    elif try_hooks:
+        for line in dry_run.tried_lines(shown, tried):
+            click.echo(clean(line, 1000))
+    return 0 if all(one.ended.succeeded for one in tried) else 1
 
 
 @command.command("start")

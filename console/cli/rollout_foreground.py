@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,6 +24,8 @@ from db.database import open_history
 from db.rollout_records import Entry, RolloutRow
 from db.rollout_store import RolloutStore
 from remote_agent.protocol.messages import Recipe
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -83,14 +86,21 @@ class Foreground:
         try:
             return run_async(work(), self.explain)
         finally:
-            self._store.give_back(row.rollout_uid)
+            self._give_back(row.rollout_uid)
 
     async def _carry_out(self, uid: str, effects: FleetEffects) -> RolloutState:
         try:
             self._controller = Controller(self._store, self._store.take(uid), effects, _tell)
             return await self._controller.run()
         finally:
+            self._give_back(uid)
+
+    def _give_back(self, uid: str) -> None:
+        """Let the next one have the lease at once; where that can't be stored it runs out, and nothing else changes."""
+        try:
             self._store.give_back(uid)
+        except db.errors.HistoryError as error:
+            log.warning("rollout %s: its lease runs out by itself: %s", self._name, error)
 
     def explain(self) -> str:
         """Return what to say where this was interrupted."""

@@ -9,14 +9,14 @@ import click
 from console.clean import clean_record
 from console.cli.common import Context, json_option, run_async
 from console.cli.nodes import Answer, ask, show
+from console.cli.seconds import Seconds
 from console.errors import UsageError
 from console.fleet import Fleet
 from console.format import duration_text
 from remote_agent.protocol.codec import encode
-from remote_agent.protocol.messages import VerifyResult, VerifySample
+from remote_agent.protocol.messages import VERIFY_COUNT_MOST, VERIFY_MOST_S, VerifyResult, VerifySample
 
 WAYS = {"port": "through its port", "standby": "in its standby", "attached": "in a process attached to it"}
-COUNT_LIMIT, INTERVAL_LIMIT_S = 200, 600.0
 
 
 @click.command("verify")
@@ -24,12 +24,12 @@ COUNT_LIMIT, INTERVAL_LIMIT_S = 200, 600.0
 @click.option("--recipe", help="What to ask, by the recipe that made it warm.")
 @click.option("--model", help="What to ask, by the model's path on the host, or a recipe's name there.")
 @click.option(
-    "--count", type=click.IntRange(1, COUNT_LIMIT), default=1, show_default=True, help="Requests to each node."
+    "--count", type=click.IntRange(1, VERIFY_COUNT_MOST), default=1, show_default=True, help="Requests to each node."
 )
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0, INTERVAL_LIMIT_S),
+    type=Seconds(VERIFY_MOST_S),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

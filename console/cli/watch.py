@@ -12,7 +12,7 @@ import click
 
 import db.errors
 from console.clean import clean
-from console.cli.common import Context, current_actor, emit, json_option, run_async, say, yes_option
+from console.cli.common import Context, current_actor, emit, json_option, parallel_option, run_async, say, yes_option
 from console.cli.nodes import Answer, ask, exit_code
 from console.cli.warm import announce
 from console.config import Config
@@ -36,7 +36,7 @@ TIERS = ("cached", "host", "resident", "standby")
 @click.argument("node", nargs=-1)
 @click.option("--recipe", required=True, help="What to keep warm there.")
 @click.option("--tier", type=click.Choice(TIERS), help="Keep this tier or a warmer one; the recipe's own by default.")
-@click.option("--parallel", type=click.IntRange(1, 1000), help="Loads at one time; the configuration's by default.")
+@parallel_option
 @click.option("--tries", type=click.IntRange(1, 1000), default=Limits.tries, help="At most so many a node in an hour.")
 @click.option("--once", is_flag=True, help="Look once, load nothing.")
 @yes_option

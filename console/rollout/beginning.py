@@ -9,9 +9,11 @@ from pathlib import Path
 import db.errors
 from console.config import Config
 from console.config_nodes import Node
-from console.errors import HistoryError
+from console.errors import HistoryError, UsageError
+from console.rollout.gate_address import needs_host
 from console.rollout.plan import Candidate, Plan, make_plan
 from console.rollout.saved import Settings, node_rows, settings_json, state_json
+from console.rollout.settings import Rollout
 from console.rollout.states import begin
 from db.queries import History
 from db.records import RunFilter
@@ -28,6 +30,7 @@ def planned(config: Config, name: str, history_file: Path, parallel: int | None 
     """
     rollout = config.rollout(name)
     nodes = config.select(rollout.selectors)
+    _refuse_hostless(rollout, nodes)
     candidates = _candidates(history_file, nodes, rollout.recipe, recipe_hash(config.recipe(rollout.recipe)))
     return make_plan(rollout, candidates, parallel or config.defaults.parallel, config.storage_groups)
 
@@ -56,6 +59,18 @@ def create(
     )
     store.create(row, node_rows(state))
     return store.take(uid)
+
+
+def _refuse_hostless(rollout: Rollout, nodes: Sequence[Node]) -> None:
+    """Raises: UsageError where a gate asks for the host of a node that has none in the configuration."""
+    for number, gate in enumerate(rollout.gates, 1):
+        without = [node.name for node in nodes if node.host is None]
+        if gate.http is not None and needs_host(gate.http) and without:
+            more = f" and {len(without) - 1} more" if len(without) > 1 else ""
+            raise UsageError(
+                f"rollout {rollout.name}: gate {number} asks {gate.http}, and node {without[0]}{more} has no host"
+                " in fleet.toml"
+            )
 
 
 def _candidates(history_file: Path, nodes: Sequence[Node], recipe: str, hashed: str) -> list[Candidate]:

@@ -86,6 +86,7 @@ class Carrier:
         self._store: RolloutStore | None = None
         self._history: History | None = None
         self._opening = asyncio.Lock()
+        self._deciding = asyncio.Lock()
         self._views: dict[str, RolloutView] = {}
         self._works: dict[str, _Work] = {}
         self._notices: list[Notice] = []
@@ -151,16 +152,10 @@ class Carrier:
 
         What needs no carrying out, a pause or most skips, is stored and no more.
         """
-        store, who = await self._writer(), (self._actor.user, self._actor.host)
-        ident = await _in_thread(lambda: store.ask(rollout_uid, who, verb, arguments))
-        if ident is None and verb in WITHOUT_CONTROLLER:
-            by = f"{self._actor.user}@{self._actor.host}"
-            answer = await _in_thread(lambda: apply_idle(store, rollout_uid, verb, arguments, by))
-            if answer is not None:
-                return answer
-        if ident is None:
-            ident = await self._take_over(store, rollout_uid, verb, arguments)
-        return await self._answered(store, rollout_uid, ident)
+        store = await self._writer()
+        async with self._deciding:
+            asked = await self._ask(store, rollout_uid, verb, arguments)
+        return await self._answered(store, rollout_uid, asked) if isinstance(asked, int) else asked
 
     async def close(self) -> None:
         """Pause what this console carries out, wait for hooks that move traffic, and call off the rest, as Ctrl-C."""
@@ -182,9 +177,42 @@ class Carrier:
 
     # --- within -------------------------------------------------------------------------
 
+    async def _ask(self, store: RolloutStore, uid: str, verb: str, arguments: Mapping[str, object]) -> int | Answer:
+        """Return the command's number where somebody carries the rollout out by now, or the answer where none has to.
+
+        One at a time: all that is asked here has one holder's name, whose lease any of it could take or give back.
+        """
+        await self._settle(store, uid)
+        who = (self._actor.user, self._actor.host)
+        ident = await _in_thread(lambda: store.ask(uid, who, verb, arguments))
+        if ident is not None:
+            return ident
+        if verb in WITHOUT_CONTROLLER:
+            by = f"{self._actor.user}@{self._actor.host}"
+            answer = await _in_thread(lambda: apply_idle(store, uid, verb, arguments, by))
+            if answer is not None:
+                return answer
+        return await self._take_over(store, uid, verb, arguments)
+
+    async def _settle(self, store: RolloutStore, uid: str) -> None:
+        """Have our own controller's lease hold, which runs out while a machine sleeps; or that controller be gone."""
+        work = self._works.get(uid)
+
+        def renewed() -> bool:
+            try:
+                store.renew(uid)
+            except db.errors.LeaseLostError:
+                return False
+            return True
+
+        if work is not None and not await _in_thread(renewed):
+            await asyncio.wait({work.task})
+
     async def _take_over(self, store: RolloutStore, uid: str, verb: str, arguments: Mapping[str, object]) -> int:
         row = await _in_thread(lambda: store.take(uid))
         try:
+            if row.finished_ns is not None:
+                raise UsageError(f"rollout {row.name} is over: {row.phase}")
             known = {node.name for node in self._config.nodes}
             missing = [node.name for node in read_state(row.state_json).nodes if node.name not in known]
             if missing:

@@ -35,6 +35,8 @@ def judge(event: Event, before: RolloutState, after: RolloutState) -> tuple[bool
             return _judge_pause(before, after)
         case Resume() | Promote():
             return _judge_going_on(event, before, after)
+        case Retry() if before.phase is Phase.ABORTING:
+            return False, "it is aborting"
         case Retry():
             return _judge_node(event.node, before, after, "is tried again", "can be tried again once it has failed")
         case Skip():

@@ -38,7 +38,7 @@ from console.rollout.machine import step
 from console.rollout.saved import entry, node_rows, read_state, run_uid, state_json
 from console.rollout.states import NodeState, RolloutState
 from console.transports.base import unbroken
-from db.errors import UnavailableError
+from db.errors import HistoryError, LeaseLostError, UnavailableError
 from db.rollout_records import CommandRow, Entry, RolloutRow, Turn
 from db.rollout_store import RolloutStore
 
@@ -96,7 +96,8 @@ class Controller:
     async def run(self) -> RolloutState:
         """Carry the rollout out to its end and return its last state; when cancelled, leave it paused and resumable.
 
-        Raises: LeaseLostError; HistoryError where nothing can be stored for as long as the lease lasts.
+        Raises: LeaseLostError; HistoryError where nothing can be stored for as long as the lease lasts, which names the
+        nodes that are out of traffic.
         """
         try:
             await unbroken(self._begin())
@@ -106,6 +107,11 @@ class Controller:
         except asyncio.CancelledError:
             await self._wind_down()
             raise
+        except LeaseLostError:
+            raise
+        except HistoryError as error:  # the history may be gone for good, and with it who knows of them
+            out = [row.name for row in self.state.nodes if row.is_out]
+            raise type(error)(f"{error}; out of traffic: {', '.join(out)}" if out else str(error)) from error
         finally:
             await self._lanes.close()
         return self.state
@@ -118,7 +124,7 @@ class Controller:
         if self._is_new:
             await self._turn(Begin())
             return
-        left = await asyncio.to_thread(self._store.open_intents, self._uid)
+        left = await self._stored(lambda: self._store.open_intents(self._uid), keeps=False)
         cut_off = '{"text": "cut off by a restart"}'
         entries = [Entry("outcome", one.what, one.node, one.attempt, one.entry_id, cut_off) for one in left]
         # What else was under way is read from its node; whether an attempt was ended nobody would ask again.
@@ -195,7 +201,7 @@ class Controller:
     # --- commands -------------------------------------------------------------------
 
     async def _answer_commands(self) -> None:
-        for command in await asyncio.to_thread(self._store.asked, self._uid):
+        for command in await self._stored(lambda: self._store.asked(self._uid), keeps=False):
             is_unread = any(row.state is NodeState.UNKNOWN for row in self.state.nodes)
             is_young = time.time_ns() - command.asked_ns < TRUTH_S * 1e9
             if not (command.verb in WAITS_FOR_TRUTH and is_unread and is_young):
@@ -259,12 +265,14 @@ class Controller:
         self._told(turn.entries, state)
         return ids
 
-    async def _stored(self, store: Callable[[], T]) -> T:
-        """Store, again while the history can't be written, but no longer than the lease is ours.
+    async def _stored(self, store: Callable[[], T], keeps: bool = True) -> T:
+        """Ask that of the history, again while it can't be used, but no longer than the lease is ours.
 
+        ``keeps``: it renews the lease, for a time that counts from before it was asked.
         Raises: LeaseLostError, UnavailableError.
         """
         while True:
+            began_s = self._clock()
             try:
                 result = await asyncio.to_thread(store)
             except UnavailableError as error:
@@ -273,5 +281,5 @@ class Controller:
                 log.warning("rollout %s: %s; tried again", self._uid, error)
                 await asyncio.sleep(STORE_AGAIN_S)
             else:
-                self._kept_s = self._clock()
+                self._kept_s = began_s if keeps else self._kept_s
                 return result

@@ -119,7 +119,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Abort:
-    """The operator's; given again, it asks again for what could not be backed out."""
+    """The operator's; each one asks again for what could not be backed out."""
 
     reason: str = ""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from console.clean import clean_lines
-from console.rollout.guard import CANNOT_START, GRACE_S
+from console.rollout.guard import CANNOT_START, GRACE_S, SILENT_S
 from console.transports.base import unbroken
 
 RETRY_CODE = 75
@@ -21,6 +21,7 @@ RETRY_PAUSE_S = 1.0
 OUTPUT_BYTES = 32 << 10
 OUTPUT_LINES = 200
 END_S = GRACE_S + 5.0
+BEAT_S = SILENT_S / 8
 _GUARD = Path(__file__).with_name("guard.py")
 
 
@@ -44,11 +45,15 @@ class Ended:
 
 
 def environment(
-    base: Mapping[str, str], rollout_uid: str, phase: str, nodes: Sequence[tuple[str, int, int]]
+    base: Mapping[str, str],
+    rollout_uid: str,
+    phase: str,
+    nodes: Sequence[tuple[str, int, int]],
+    is_dry: bool = False,
 ) -> dict[str, str]:
     """Return the environment of a program that is run for these nodes: name, batch from 0, attempt.
 
-    ``_NODE``, ``_BATCH`` and ``_ATTEMPT`` are empty where nodes differ in them.
+    ``_NODE``, ``_BATCH`` and ``_ATTEMPT`` are empty where nodes differ in them. ``is_dry``: it is to change nothing.
     """
 
     def one(values: Sequence[object]) -> str:
@@ -62,7 +67,7 @@ def environment(
         "GLOWPLUG_ROLLOUT_BATCH": one([batch + 1 for _, batch, _ in nodes]),
         "GLOWPLUG_ROLLOUT_ATTEMPT": one([attempt for _, _, attempt in nodes]),
         "GLOWPLUG_ROLLOUT_PHASE": phase,
-        "GLOWPLUG_ROLLOUT_DRY_RUN": "0",
+        "GLOWPLUG_ROLLOUT_DRY_RUN": "1" if is_dry else "0",
     }
 
 
@@ -72,7 +77,8 @@ async def run_program(
     """Run a program until it ends with another code than 75, all tries together within ``timeout_s``.
 
     Over its time, and when this is cancelled, its whole process group is ended before this returns: by SIGTERM, and by
-    SIGKILL what is left after a few seconds. What a program that ended by itself has left running is left alone.
+    SIGKILL what is left after a few seconds. So it is where this process is stopped, or its event loop hangs, for
+    `SILENT_S`: another may have taken over. What a program that ended by itself has left running is left alone.
     """
     began_s = time.monotonic()
     tries = 0
@@ -94,12 +100,15 @@ async def _run_once(argv: Sequence[str], environ: Mapping[str, str], timeout_s: 
         try:
             process = await unbroken(starting)
             output.begin()
+            beating = asyncio.ensure_future(_beat(process))
             code: int | None = None
             try:
                 async with asyncio.timeout(timeout_s):  # wait_for may lose a cancel that comes with the end
                     code = await process.wait()
             except TimeoutError:
                 pass
+            finally:
+                beating.cancel()
         finally:
             if not starting.cancelled() and starting.exception() is None:
                 await unbroken(_end(starting.result()))
@@ -111,6 +120,7 @@ async def _start(argv: Sequence[str], environ: Mapping[str, str], output: int) -
         sys.executable,
         "-IS",
         str(_GUARD),
+        str(SILENT_S),
         *argv,
         stdin=asyncio.subprocess.PIPE,
         stdout=output,
@@ -118,6 +128,14 @@ async def _start(argv: Sequence[str], environ: Mapping[str, str], output: int) -
         env=environ,
         start_new_session=True,  # Ctrl-C in the console's terminal is not for it
     )
+
+
+async def _beat(process: asyncio.subprocess.Process) -> None:
+    """Let the guard know that this goes on, until it is cancelled."""
+    assert process.stdin is not None
+    while True:
+        process.stdin.write(b".")
+        await asyncio.sleep(BEAT_S)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -177,6 +195,13 @@ class _Output:
             self.write_end = -1
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
+
+
 def _reason(code: int | None, output: Sequence[str], timeout_s: float, tries: int) -> str:
     """Say what is wrong with how it ended, with the last thing that it said; nothing after code 0."""
     if code == 0:
@@ -186,7 +211,7 @@ def _reason(code: int | None, output: Sequence[str], timeout_s: float, tries: in
     elif code == CANNOT_START:
         how = "could not be started"
     elif code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
+        how = f"was ended by {_signal_name(-code)}"
     else:
         how = f"ended with {code}" + (f", {tries} times within {timeout_s:g} s" if code == RETRY_CODE else "")
     return f"{how}: {output[-1]}" if output else how

@@ -1,7 +1,7 @@
 """Keeps what is being done in order: for each node one intent after the other, and samples beside them.
 
 What a node's attempt does is called off as soon as nothing more is wanted of it, or it is to be read anew; the next
-intent of that node begins only when the one before is really over.
+intent of that node begins only when all before it are really over. One that waits and is called off lets nothing past.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _CALLED_OFF = Outcome(data={"text": "called off"})
 @dataclass(frozen=True)
 class _Work:
     intent: Intent
+    node: str | None
     task: asyncio.Task[Outcome]
 
 
@@ -38,7 +39,6 @@ class Lanes:
         self._ended = ended
         self._happened = happened
         self._works: set[_Work] = set()
-        self._last: dict[str, asyncio.Task[Outcome]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -49,12 +49,10 @@ class Lanes:
         node = getattr(intent, "node", None)
         if isinstance(intent, StopNode | ReadNode):
             self.call_off(lambda one: isinstance(one, StartNode | RunHook | ReadNode) and one.node == node)
-        before = self._last.get(node) if node is not None else None
+        before = {work.task for work in self._works if work.node == node} if node is not None else set()
         task = asyncio.ensure_future(self._carry_out(intent, state, before))
-        work = _Work(intent, task)
+        work = _Work(intent, node, task)
         self._works.add(work)
-        if node is not None:
-            self._last[node] = task
         task.add_done_callback(functools.partial(self._over, intent_id, work))
 
     def call_off(self, which: Callable[[Intent], bool]) -> None:
@@ -74,9 +72,9 @@ class Lanes:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _carry_out(self, intent: Intent, state: RolloutState, before: asyncio.Task[Outcome] | None) -> Outcome:
-        if before is not None:
-            await asyncio.wait({before})
+    async def _carry_out(self, intent: Intent, state: RolloutState, before: set[asyncio.Task[Outcome]]) -> Outcome:
+        if before:
+            await asyncio.wait(before)
         return await self._effects.carry_out(intent, state, self._happened)
 
     def _over(self, intent_id: int, work: _Work, task: asyncio.Task[Outcome]) -> None:

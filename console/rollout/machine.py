@@ -241,7 +241,6 @@ def _skip(turn: Turn, event: Skip) -> None:
 def _abort(turn: Turn, event: Abort) -> None:
     if turn.state.phase is not Phase.ABORTING:
         turn.abort(event.reason or "by the operator")
-        return
     for row in turn.state.nodes:
         if row.back_out is BackOut.FAILED:
             turn.change_node(row.name, back_out=BackOut.NONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 import db.errors
 from console.errors import GlowplugError
 from console.fleet import Fleet
+from console.rollout.gate_address import filled, is_of_each_node, needs_host
 from console.rollout.hooks import RETRY_CODE, run_program
 from console.rollout.measure import Sampled, judge_figure, judge_tier, request_figure, run_figure, together
 from console.rollout.settings import Gate
 from console.rollout.states import Verdict
 from db.records import Baseline
-from remote_agent.protocol.messages import Recipe, RunRecord, Tier
+from remote_agent.protocol.messages import VERIFY_MOST_S, Recipe, RunRecord, Tier
 
 BY_REQUEST = ("total", "first_output")
 """What a real request measures anew; a stage is what it was in the run."""
@@ -40,13 +42,15 @@ async def sample_gate(
     """
     if gate.command is not None:
         return await _by_command(gate, environ)
-    if gate.http is not None:
-        return await _by_http(gate)
+    if gate.http is not None and not is_of_each_node(gate.http):
+        return await _by_http(gate, gate.http)
     samples = await asyncio.gather(*(_of_node(fleet, gate, recipe, one, is_first) for one in warm))
     return together({one.node: sample for one, sample in zip(warm, samples, strict=True)})
 
 
 async def _of_node(fleet: Fleet, gate: Gate, recipe: Recipe, warm: Warm, is_first: bool) -> Sampled:
+    if gate.http is not None:
+        return await _by_own_http(fleet, gate, gate.http, warm.node)
     try:
         async with asyncio.timeout(gate.timeout_s):
             run = await fleet.find_run(warm.node, warm.run_uid, gate.timeout_s)
@@ -77,7 +81,8 @@ async def _baseline(fleet: Fleet, node: str, run: RunRecord) -> Baseline | None:
 
 async def _by_request(fleet: Fleet, gate: Gate, recipe: Recipe, node: str, baseline: Baseline | None) -> Sampled:
     """Have the node send one real request to what is warm there: through its port, where the recipe serves."""
-    sample = (await fleet.verify(node, recipe.name, recipe=recipe)).samples[0]
+    timeout_s = min(gate.timeout_s, VERIFY_MOST_S)
+    sample = (await fleet.verify(node, recipe.name, recipe=recipe, timeout_s=timeout_s)).samples[0]
     if sample.error is not None:
         return Sampled(Verdict.FAIL, f"the request failed: {sample.error}")
     value_ns = sample.total_ns if gate.measure == "total" else sample.first_output_ns
@@ -94,21 +99,35 @@ async def _by_command(gate: Gate, environ: Mapping[str, str]) -> Sampled:
     return Sampled(Verdict.INCONCLUSIVE if unknown else Verdict.FAIL, f"the command {ended.reason}", values)
 
 
-async def _by_http(gate: Gate) -> Sampled:
+async def _by_own_http(fleet: Fleet, gate: Gate, address: str, node: str) -> Sampled:
+    host = fleet.config.node(node).host
+    if host is None and needs_host(address):
+        return Sampled(Verdict.INCONCLUSIVE, f"{address} needs a host, and the node has none in fleet.toml")
+    return await _by_http(gate, filled(address, node, host or ""))
+
+
+async def _by_http(gate: Gate, url: str) -> Sampled:
     """The status alone is looked at, and a redirection is one; an address that does not answer fails."""
     try:
         async with asyncio.timeout(gate.timeout_s):
-            status = await http_status(gate.http or "")
+            status = await http_status(url)
     except TimeoutError:
-        return Sampled(Verdict.FAIL, f"{gate.http} did not answer within {gate.timeout_s:g} s")
-    except OSError as error:
-        number = error.errno or 0  # asyncio's own words name every address that it tried
-        return Sampled(Verdict.FAIL, f"{gate.http}: {os.strerror(number) if number > 0 else error}")
-    except ValueError as error:
-        return Sampled(Verdict.FAIL, f"{gate.http}: {error}")
+        return Sampled(Verdict.FAIL, f"{url} did not answer within {gate.timeout_s:g} s")
+    except (OSError, ValueError) as error:
+        return Sampled(Verdict.FAIL, f"{url}: {_why_unanswered(error)}")
     verdict = Verdict.PASS if status == gate.status else Verdict.FAIL
-    reason = "" if verdict is Verdict.PASS else f"{gate.http} is {status}, not {gate.status}"
+    reason = "" if verdict is Verdict.PASS else f"{url} is {status}, not {gate.status}"
     return Sampled(verdict, reason, {"status": status})
+
+
+def _why_unanswered(error: OSError | ValueError) -> str:
+    """Say it in the system's words: asyncio's own name every address that it tried, and TLS has numbers of its own."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    number = error.errno or 0 if isinstance(error, OSError) else 0
+    return os.strerror(number) if number > 0 else str(error)
 
 
 async def http_status(url: str) -> int:
@@ -129,6 +148,6 @@ async def http_status(url: str) -> int:
     finally:
         writer.transport.abort()
     words = line.split(None, 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not re.fullmatch("[1-9][0-9]{2}", words[1]):
         raise ValueError(f"the answer is not HTTP: {line[:60]!r}")
     return int(words[1])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 from console.config_nodes import NAME, NAME_RULE
+from console.rollout.gate_address import address_problem
 from console.rollout.sizes import resolve, size_problem
 from console.rollout.states import GateRule, Rules
 from remote_agent.protocol.codec import Checked
@@ -18,14 +18,19 @@ ORDERS = ("as_listed", "coldest_first")
 LONGEST_S = 7 * 86400.0
 RETRIES_MOST = 100
 SAMPLES_MOST = 10_000
+FACTOR_MOST = 1000.0
 
 
 @dataclass(frozen=True)
 class Hook(Checked):
-    """A program of the operator's, run for one node: its arguments, no shell."""
+    """A program of the operator's, run for one node: its arguments, no shell.
+
+    ``dry_run``: it changes nothing where ``GLOWPLUG_ROLLOUT_DRY_RUN`` is 1, so a plan may try it.
+    """
 
     argv: tuple[str, ...]
     timeout_s: float = 60.0
+    dry_run: bool = False
 
     def value_problems(self) -> Iterator[str]:
         yield from _seconds("timeout_s", self.timeout_s)
@@ -58,8 +63,9 @@ class Gate(Checked):
     """One condition for a batch, looked at ``count`` times, ``interval_s`` apart.
 
     Exactly one of ``measure`` (with ``limit_s``, or ``factor`` of the node's own median), ``tier`` (reached, or a
-    warmer one), ``command`` and ``http``. More than ``failure_limit`` failed samples fail it; ``consecutive_success``
-    in a row pass it. ``batches`` counts from 1; empty for all.
+    warmer one), ``command`` and ``http``, whose address may have the placeholders of `gate_address`. More than
+    ``failure_limit`` failed samples fail it; ``consecutive_success`` in a row pass it. ``batches`` counts from 1; empty
+    for all.
     """
 
     measure: str | None = None
@@ -85,8 +91,8 @@ class Gate(Checked):
             yield f"tier: {self.tier[:80]!r} is not one of: {', '.join(TIERS)}"
         if self.command is not None:
             yield from _arguments("command", self.command)
-        if self.http is not None and not _is_url(self.http):
-            yield f"http: {self.http[:80]!r} is not an http:// or https:// address"
+        if self.http is not None and (problem := address_problem(self.http)) is not None:
+            yield f"http: {problem}"
         if not 100 <= self.status <= 599:
             yield f"status: {self.status} is not within 100..599"
         yield from _seconds("timeout_s", self.timeout_s)
@@ -103,10 +109,10 @@ class Gate(Checked):
             yield f"measure: {self.measure[:80]!r} is not one of: {', '.join(MEASURES)}"
         if len(limits) != 1:
             yield f"measure: needs limit_s or factor, {'not both' if limits else 'and has neither'}"
-        for name in limits:
-            value = getattr(self, name)
-            if not value > 0:
-                yield f"{name}: {value} must be above 0"
+        if self.limit_s is not None:
+            yield from _seconds("limit_s", self.limit_s)
+        if self.factor is not None and not 0 < self.factor <= FACTOR_MOST:
+            yield f"factor: {self.factor:g} is not above 0 and at most {FACTOR_MOST:g}"
 
     def _count_problems(self) -> Iterator[str]:
         if not 1 <= self.count <= SAMPLES_MOST:
@@ -244,11 +250,3 @@ def _batch_numbers(name: str, numbers: tuple[int, ...]) -> Iterator[str]:
     for index, number in enumerate(numbers):
         if number < 1:
             yield f"{name}[{index}]: {number} is no batch; they count from 1"
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and text.isprintable() and " " not in text
-    except ValueError:
-        return False

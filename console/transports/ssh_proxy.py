@@ -71,15 +71,19 @@ class Proxy:
 async def open_proxy(label: str, command: str, environ: Mapping[str, str] | None) -> Proxy:
     """Start the command line with the user's own shell.
 
-    Raises: NodeUnreachable if there is no such shell.
+    Raises: NodeUnreachable if there is no such shell; OSError where this process has no descriptors left.
     """
     environment = os.environ if environ is None else environ
     shell = environment.get("SHELL") or "/bin/sh"
+    ours, theirs = socket.socketpair()  # before there is a process that would have to be ended without them
     try:
         stream = await start_command([shell, "-c", f"exec {command}"], "its ProxyCommand", environment)
-    except (OSError, ValueError) as error:
-        raise NodeUnreachable(clean(f"{label}: ProxyCommand: {shell}: {error}")) from error
-    ours, theirs = socket.socketpair()
+    except BaseException as error:
+        ours.close()
+        theirs.close()
+        if isinstance(error, OSError | ValueError):
+            raise NodeUnreachable(clean(f"{label}: ProxyCommand: {shell}: {error}")) from error
+        raise
     for end in (ours, theirs):
         end.setblocking(False)
     return Proxy(stream, ours, theirs)

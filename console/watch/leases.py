@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -31,7 +32,7 @@ class Leases:
         self._history = history
         self._nodes = tuple(nodes)
         self._clock = clock
-        self._kept_s = clock()
+        self._kept_s = -math.inf  # that they were taken may be long ago
         self._problem = ""
 
     async def run(self, lost: Callable[[], None]) -> None:

@@ -124,7 +124,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer ``/v1/completions``."""
-        size = int(self.headers.get("Content-Length") or 0)
+        length = self.headers.get("Content-Length") or "0"
+        size = int(length) if length.isdecimal() and len(length) < 10 else -1
+        if size < 0:
+            self.close_connection = True
+            self._answer(400, {"error": {"message": f"Content-Length: {length[:40]!r} is no number of bytes"}})
+            return
         if self.path != "/v1/completions" or not 0 < size <= MAX_BODY_BYTES:
             self.close_connection = True
             self._answer(404 if size <= MAX_BODY_BYTES else 413, {"error": {"message": f"{self.path}, {size} bytes"}})
@@ -135,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             pieces = self.server.completer.generate(
                 prompt, int(asked.get("max_tokens", 16)), float(asked.get("temperature", 0))
             )
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             self.server.count("refused")
             self._answer(400, {"error": {"message": str(error)}})
             return

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from remote_agent.protocol.records import dataclass
 
+INSTALL_WAIT_MOST_S = 86400.0
+"""What an installation may wait for the runs of the agent before it."""
+
 
 @dataclass(frozen=True)
 class Installed:

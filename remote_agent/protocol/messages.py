@@ -22,10 +22,13 @@ from remote_agent.protocol.events import (
     UnknownData,
 )
 from remote_agent.protocol.hosts import Finding, Gpu, GpuProcess, Probe, Resident, Server
-from remote_agent.protocol.installing import Installed, InstallTold
+from remote_agent.protocol.installing import INSTALL_WAIT_MOST_S, Installed, InstallTold
 from remote_agent.protocol.methods import (
     METHODS,
     NOTIFICATIONS,
+    RELEASE_WAIT_MOST_S,
+    VERIFY_COUNT_MOST,
+    VERIFY_MOST_S,
     AckParams,
     CacheClearParams,
     CacheClearResult,
@@ -79,13 +82,17 @@ from remote_agent.protocol.version import FRAME_LIMIT_BYTES, PROTOCOL_MAX, PROTO
 __all__ = [
     "EVENT_KINDS",
     "FRAME_LIMIT_BYTES",
+    "INSTALL_WAIT_MOST_S",
     "JOURNAL_UNWRITABLE",
     "METHODS",
     "NATIVE_STAGES",
     "NOTIFICATIONS",
     "PROTOCOL_MAX",
     "PROTOCOL_MIN",
+    "RELEASE_WAIT_MOST_S",
     "STAGES",
+    "VERIFY_COUNT_MOST",
+    "VERIFY_MOST_S",
     "AckParams",
     "Actor",
     "CacheClearParams",

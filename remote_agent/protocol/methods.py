@@ -141,8 +141,11 @@ class ResidentListResult:
     residents: tuple[Resident, ...]
 
 
+RELEASE_WAIT_MOST_S = 3600.0
+
+
 @dataclass(frozen=True)
-class ReleaseParams:
+class ReleaseParams(Checked):
     """What to let go: what one run left warm, everything, and the keeper's hold on the driver.
 
     What is attached is refused, after ``wait_s`` in which that may end; ``force`` lets it go all the same.
@@ -154,9 +157,9 @@ class ReleaseParams:
     force: bool = False
     wait_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.wait_s <= 3600:
-            raise ValueError(f"wait_s: {self.wait_s} is not within 0..3600")
+    def value_problems(self) -> Iterator[str]:
+        if not 0 <= self.wait_s <= RELEASE_WAIT_MOST_S:
+            yield f"wait_s: {self.wait_s:g} is not within 0..{RELEASE_WAIT_MOST_S:g}"
 
 
 @dataclass(frozen=True)
@@ -253,6 +256,10 @@ class ServeStopResult:
     stopped: tuple[Server, ...]
 
 
+VERIFY_COUNT_MOST, VERIFY_MOST_S = 200, 600.0
+"""Samples of one `verify`, and what may be between two of them or for one."""
+
+
 @dataclass(frozen=True)
 class VerifyParams(Checked):
     """Ask what is ready of a model ``count`` times, with ``interval_s`` between the starts of two requests.
@@ -270,11 +277,11 @@ class VerifyParams(Checked):
     python: tuple[str, ...] = ()
 
     def value_problems(self) -> Iterator[str]:
-        yield from outside("count", self.count, 200)
-        if not 0 <= self.interval_s <= 600:
-            yield f"interval_s: {self.interval_s:g} is not within 0..600"
-        if not 0 < self.timeout_s <= 600:
-            yield f"timeout_s: {self.timeout_s:g} is not within 0..600"
+        yield from outside("count", self.count, VERIFY_COUNT_MOST)
+        if not 0 <= self.interval_s <= VERIFY_MOST_S:
+            yield f"interval_s: {self.interval_s:g} is not within 0..{VERIFY_MOST_S:g}"
+        if not 0 < self.timeout_s <= VERIFY_MOST_S:
+            yield f"timeout_s: {self.timeout_s:g} is not above 0 and at most {VERIFY_MOST_S:g}"
         if not self.model:
             yield "model: must name what is to be asked"
 

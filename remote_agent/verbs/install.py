@@ -31,14 +31,13 @@ from remote_agent.errors import (
     VersionError,
 )
 from remote_agent.protocol.codec import encode
-from remote_agent.protocol.messages import Empty, Installed, InstallTold, ShutdownParams
+from remote_agent.protocol.messages import INSTALL_WAIT_MOST_S, Empty, Installed, InstallTold, ShutdownParams
 from remote_agent.verbs._common import FAILED, guarded, make_parser, path_argument, print_json, state_of
 from remote_agent.versions import UPLOAD_PREFIX, Versions
 
 LINK = Path("~/.local/share/glowplug/glowplug-agent.pyz")
 """Where consoles look for an agent that no configuration names."""
 
-WAIT_LIMIT_S = 86400.0
 END_S = 30.0
 """How long an agent that agreed to end may take for it."""
 START_S = 60.0
@@ -217,6 +216,6 @@ def _one_line(error: Exception) -> str:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds <= WAIT_LIMIT_S:
-        raise argparse.ArgumentTypeError(f"{text} is not within 0..{WAIT_LIMIT_S:g} seconds")
+    if not 0 <= seconds <= INSTALL_WAIT_MOST_S:
+        raise argparse.ArgumentTypeError(f"{text} is not within 0..{INSTALL_WAIT_MOST_S:g} seconds")
     return seconds

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 
 from remote_agent.client import connect_running, open_client
-from remote_agent.protocol.messages import ReleaseParams, ReleaseResult
+from remote_agent.protocol.messages import RELEASE_WAIT_MOST_S, ReleaseParams, ReleaseResult
 from remote_agent.verbs._common import guarded, make_parser, print_json, state_of
-
-WAIT_LIMIT_S = 3600.0
 
 
 def main(argv: list[str]) -> int:
@@ -25,8 +23,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="for those attached to go")
     parser.add_argument("--force", action="store_true", help="also what other processes have attached")
     arguments = parser.parse_args(argv)
-    if not 0 <= arguments.wait <= WAIT_LIMIT_S:
-        parser.error(f"--wait: {arguments.wait:g} is not within 0..{WAIT_LIMIT_S:g} seconds")
+    if not 0 <= arguments.wait <= RELEASE_WAIT_MOST_S:
+        parser.error(f"--wait: {arguments.wait:g} is not within 0..{RELEASE_WAIT_MOST_S:g} seconds")
     if not arguments.run and not arguments.all and not arguments.driver:
         parser.error("name what to release: --run UID, --all or --driver")
     return guarded(lambda: _release(arguments))

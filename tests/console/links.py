@@ -88,3 +88,7 @@ async def linked(
         yield link, kept
     finally:
         await link.stop()
+
+
+def connected(kept: Kept) -> Callable[[], bool]:
+    return lambda: kept.state.status is LinkStatus.CONNECTED

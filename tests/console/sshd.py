@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,31 @@ def stub_settings(script: str = "", heartbeat_s: float = 1.0, log: Path | None =
     options = ["--heartbeat", str(heartbeat_s)] + (["--script", script] if script else [])
     options += ["--log", str(log)] if log else []
     return {"python": (sys.executable, "-S", "-E"), "agent": (str(STUB), *options)}
+
+
+def script(directory: Path, text: str, name: str = "shell") -> str:
+    path = directory / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+@contextmanager
+def servers(directory: Path) -> Iterator[Callable[..., Sshd]]:
+    """Yield what starts servers, each in a directory of its own; all end with the block."""
+    started: list[Sshd] = []
+
+    def start(**options: Any) -> Sshd:
+        server = Sshd(directory / f"sshd-{len(started)}", **options)
+        started.append(server)
+        return server.start()
+
+    try:
+        yield start
+    finally:
+        for server in started:
+            server.stop()
+
+
+def stub_node(script: str = "", heartbeat_s: float = 1.0, log: Path | None = None, **settings: Any) -> Node:
+    return Node("gpu-1", transport=("env",), **{**stub_settings(script, heartbeat_s, log), **settings})

@@ -14,7 +14,7 @@ from console.cli import run
 from console.cli.common import Context
 from console.config import Config
 from console.rollout.settings import Rollout
-from tests.console.test_fleet import World
+from tests.console.fleet_world import World
 from tests.end_to_end.consoles import Console
 
 

@@ -170,9 +170,9 @@ def test_three_nodes_as_json(desk: Desk, capsys: pytest.CaptureFixture[str]) -> 
         "retries": 2,
         "backoff_s": 10.0,
         "hooks": {
-            "before_shift": {"argv": ["/opt/drain", "now"], "timeout_s": 60.0},
-            "shift": {"argv": ["/opt/shift"], "timeout_s": 5.0},
-            "on_abort": {"argv": ["/opt/back-out"], "timeout_s": 60.0},
+            "before_shift": {"argv": ["/opt/drain", "now"], "timeout_s": 60.0, "dry_run": False},
+            "shift": {"argv": ["/opt/shift"], "timeout_s": 5.0, "dry_run": False},
+            "on_abort": {"argv": ["/opt/back-out"], "timeout_s": 60.0, "dry_run": False},
         },
         "expected_s": 7.0,
         "nodes_without_history": 2,
@@ -262,6 +262,64 @@ def test_a_selector_that_names_no_node_is_said(desk: Desk, capsys: pytest.Captur
 
     assert run(["rollout", "plan", "pre-warm"]) == 2
     assert capsys.readouterr().err == "glowplug: no node matches 'tag:ue'; did you mean tag:eu?\n"
+
+
+HOOKS = """selector = "all"
+max_unavailable = 2
+[rollout.hooks]
+before_shift = {{ argv = ["{program}", "drain"], dry_run = true }}
+shift = {{ argv = ["{program}", "shift"] }}
+on_abort = {{ argv = ["{program}", "back"], dry_run = true }}
+"""
+
+
+def test_hooks_that_heed_a_dry_run_are_tried_by_the_plan(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For every node, with its own environment; one that does not say so is not run, but named."""
+    program = tmp_path / "hook"
+    text = f'echo "$1 $GLOWPLUG_ROLLOUT_NODE $GLOWPLUG_ROLLOUT_PHASE $GLOWPLUG_ROLLOUT_DRY_RUN" | tee -a {tmp_path}/ran'
+    program.write_text(f'#!/bin/sh\n{text}\n[ "$1 $GLOWPLUG_ROLLOUT_NODE" != "back b" ] || exit 3\n')
+    program.chmod(0o755)
+    desk.write("[nodes.a]\n[nodes.b]\n", HOOKS.format(program=program))
+
+    assert run(["rollout", "plan", "pre-warm"]) == 0
+    assert not (tmp_path / "ran").exists()
+    capsys.readouterr()
+    assert run(["rollout", "plan", "pre-warm", "--try-hooks"]) == 1
+    assert capsys.readouterr().out.split("come on top\n")[1].splitlines() == [
+        "tried a before_shift: ok",
+        "  drain a before_shift 1",
+        "tried a on_abort: ok",
+        "  back a on_abort 1",
+        "tried b before_shift: ok",
+        "  drain b before_shift 1",
+        "tried b on_abort: ended with 3: back b on_abort 1",
+        "  back b on_abort 1",
+        "hook shift was not tried: it does not say dry_run = true",
+    ]
+    assert run(["rollout", "plan", "pre-warm", "--try-hooks", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["not_tried"] == ["shift"]
+    assert [(one["node"], one["hook"], one["done"], one["code"]) for one in found["tried"]] == [
+        ("a", "before_shift", True, 0),
+        ("a", "on_abort", True, 0),
+        ("b", "before_shift", True, 0),
+        ("b", "on_abort", False, 3),
+    ]
+    assert not desk.history.exists()
+
+
+def test_a_gate_that_asks_for_a_nodes_host_needs_one(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that ssh alone resolves is no address; it is said before anything is begun."""
+    gate = 'selector = "all"\ngates = [{ tier = "cached" }, { http = "http://{host}:8000/health" }]\n'
+    desk.write('[nodes.a]\nhost = "10.0.0.1"\n[nodes.b]\n[nodes.c]\n', gate)
+
+    assert run(["rollout", "plan", "pre-warm"]) == 2
+    assert (
+        "rollout pre-warm: gate 2 asks http://{host}:8000/health, and node b and 1 more has no host in fleet.toml"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_rollout_that_is_not_there_is_said(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

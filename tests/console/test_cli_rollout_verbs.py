@@ -17,7 +17,9 @@ from console.rollout import events as e
 from console.rollout.machine import step
 from console.rollout.saved import entry, node_rows, read_state, state_json
 from console.rollout.states import NodeState, Phase
+from db.errors import UnavailableError
 from db.rollout_records import Turn
+from db.rollout_store import RolloutStore
 from tests.console.rollout.fakes import NAME, Desk, FakeEffects
 from tests.console.rollout.world import rules
 
@@ -215,3 +217,18 @@ def test_a_controller_that_ends_without_an_answer_is_said(
 
     assert text == "glowplug: the controller of rollout pre-warm has ended; nothing was done, say it again\n"
     assert store.asked(desk.uid) == ()
+
+
+def test_a_lease_that_can_not_be_given_back_changes_nothing_about_the_outcome(
+    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs out by itself; what was asked is done, and that is the exit code."""
+
+    def locked(store: RolloutStore, rollout_uid: str) -> None:
+        raise UnavailableError("another program keeps it locked")
+
+    happened(desk, e.Pause())
+    monkeypatch.setattr(RolloutStore, "give_back", locked)
+
+    assert "aborted" in said(capsys, "abort", NAME)
+    assert desk.state().phase is Phase.ABORTED

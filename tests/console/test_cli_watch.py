@@ -20,8 +20,8 @@ from db.database import open_history
 from db.watch_store import WatchStore
 from remote_agent.protocol.messages import Hold, ModelSource, Recipe, Tier
 from tests.console.fake_host import FakeLink
+from tests.console.fleet_world import World
 from tests.console.happenings import resident
-from tests.console.test_fleet import World
 from tests.end_to_end.consoles import REPOSITORY
 
 FILES = Recipe("files", ModelSource("/models/llama"), target_tier="cached")

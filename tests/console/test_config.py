@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
 import subprocess
 import sys
-import typing
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.config import EXAMPLE, Config, load, parse
+from console.config import load, parse
 from console.config_lines import key_lines, line_of
-from console.config_nodes import DefaultsTable, Node, NodeTable, shell_problem
+from console.config_nodes import shell_problem
 from console.errors import ConfigError, UsageError
-from console.rollout.settings import Rollout
-from remote_agent.protocol.messages import NATIVE_STAGES, Recipe
+from remote_agent.protocol.messages import NATIVE_STAGES
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = Path("fleet.toml")
@@ -33,78 +28,6 @@ def problems(text: str, path: Path = PATH) -> list[str]:
         parse(text, path)
     assert error.value.exit_code == 2
     return list(error.value.problems)
-
-
-def test_the_example_is_valid_and_explains_every_key(tmp_path: Path) -> None:
-    """What `glowplug config example` prints can be used as it is."""
-    path = tmp_path / "fleet.toml"
-    path.write_text(EXAMPLE)
-    config = load(path)
-
-    assert [node.name for node in config.nodes] == ["gpu-1", "gpu-2", "gpu-3", "pod-1"]
-    assert set(config.recipes) == {"llama", "chat", "llama-files", "embed"}
-    assert config.recipes["llama"].name == "llama"
-    assert config.node("gpu-3").hops[0].port == 2222
-    assert config.node("gpu-3").hops[0].user == "ops"
-    assert config.node("pod-1").transport[0] == "kubectl"
-
-
-def test_the_example_with_its_commented_lines_is_valid_too(tmp_path: Path) -> None:
-    """A commented setting works once its `#` is taken away."""
-    lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in EXAMPLE.splitlines()]
-    text = "\n".join(lines).replace('"~/.ssh/fleet"', f'"{tmp_path}/key"')
-    text += '\n[nodes.bastion]\nhost = "192.0.2.1"\n'
-    (tmp_path / "key").write_text("a key")
-    config = parse(text, tmp_path / "fleet.toml")
-
-    assert config.node("gpu-1").user == "ops"
-    assert config.node("gpu-1").hops[0].name == "bastion"
-    assert config.node("bastion").hops == ()
-    assert config.node("gpu-1").known_hosts == (str(tmp_path / "known_hosts"),)
-
-
-def uncommented() -> dict[str, Any]:
-    """Return the example's tables, its commented settings too."""
-    return tomllib.loads("\n".join(re.sub(r"^# (?=\w+ = )", "", line) for line in EXAMPLE.splitlines()))
-
-
-def keys_of(kind: type, path: str = "") -> set[str]:
-    """Return the dotted keys that a table of ``kind`` may hold, those of tables in it too."""
-    hints = typing.get_type_hints(kind)
-    keys = set()
-    for field in dataclasses.fields(kind):
-        inner = [
-            one for one in (hints[field.name], *typing.get_args(hints[field.name])) if dataclasses.is_dataclass(one)
-        ]
-        keys |= {f"{path}{field.name}"}.union(*(keys_of(one, f"{path}{field.name}.") for one in inner))  # type: ignore[arg-type]
-    return keys
-
-
-def keys_in(table: dict[str, Any], path: str = "") -> set[str]:
-    """Return the dotted keys that stand in a table."""
-    keys = set()
-    for key, value in table.items():
-        inner = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
-        keys |= {f"{path}{key}"}.union(*(keys_in(one, f"{path}{key}.") for one in inner))
-    return keys
-
-
-@pytest.mark.parametrize(
-    ("table", "kind", "left_out"),
-    [
-        ("defaults", DefaultsTable, set()),
-        ("nodes", NodeTable, set()),
-        ("recipes", Recipe, {"name"}),
-        ("rollout", Rollout, set()),
-    ],
-)
-def test_the_example_has_every_key_that_there_is(table: str, kind: type, left_out: set[str]) -> None:
-    """A field that is added must be explained; a recipe's name is its table's."""
-    content = uncommented()[table]
-    tables = content if isinstance(content, list) else list(content.values())
-    written = [content] if table == "defaults" else tables
-
-    assert keys_of(kind) - left_out - set().union(*map(keys_in, written)) == set()
 
 
 def test_storage_that_nodes_share_is_counted() -> None:
@@ -337,70 +260,6 @@ def test_an_empty_file_is_an_empty_fleet(tmp_path: Path) -> None:
     assert config.nodes == ()
     with pytest.raises(UsageError, match="has no nodes"):
         config.select(["all"])
-
-
-def test_hops_chain_through_nodes_as_ssh_chains_them() -> None:
-    """The first hop's own jumps are followed; a hop in the text form logs in as its node does."""
-    text = """
-[nodes.edge]
-host = "192.0.2.1"
-[nodes.inner]
-host = "10.0.0.1"
-jump = "edge"
-[nodes.gpu]
-host = "10.0.0.2"
-jump = ["inner", "me@[::1]:2222"]
-known_hosts = "kh"
-"""
-    gpu = parse(text, Path("/etc/fleet.toml")).node("gpu")
-
-    assert [(hop.name, hop.port) for hop in gpu.hops] == [("edge", None), ("inner", None), ("::1", 2222)]
-    assert (gpu.hops[2].user, gpu.hops[2].known_hosts) == ("me", ("/etc/kh",))
-
-
-def fleet() -> Config:
-    nodes = [Node("eu-1", tags=("eu", "h200")), Node("eu-2", tags=("eu",)), Node("us-1", tags=("us",))]
-    return Config(tuple(nodes))
-
-
-@pytest.mark.parametrize(
-    ("selectors", "names"),
-    [
-        (["all"], ["eu-1", "eu-2", "us-1"]),
-        (["us-1", "eu-1", "us-1"], ["eu-1", "us-1"]),
-        (["tag:eu"], ["eu-1", "eu-2"]),
-        (["tag:h*", "us-?"], ["eu-1", "us-1"]),
-        (["*-1"], ["eu-1", "us-1"]),
-        ([], []),
-    ],
-)
-def test_selectors_name_nodes_once_in_the_file_s_order(selectors: list[str], names: list[str]) -> None:
-    """Names, tags and patterns, in any mixture."""
-    assert [node.name for node in fleet().select(selectors)] == names
-
-
-@pytest.mark.parametrize(
-    ("selector", "hint"),
-    [("eu-3", "did you mean eu-"), ("tag:ue", "did you mean tag:"), ("EU-1", "eu-1"), ("\x1b[2J", "''")],
-)
-def test_a_selector_without_a_node_is_an_error_that_names_close_ones(selector: str, hint: str) -> None:
-    """A typing mistake never selects nothing in silence."""
-    with pytest.raises(UsageError, match="no node matches") as error:
-        fleet().select(["all", selector])
-
-    assert hint in str(error.value)
-    assert str(error.value).isprintable()
-
-
-def test_a_missing_recipe_or_node_names_close_ones() -> None:
-    """Lookups by exact name are as helpful as selectors."""
-    config = parse(EXAMPLE, PATH)
-
-    assert config.recipe("embed").request.kind == "encode"
-    with pytest.raises(UsageError, match="did you mean llama"):
-        config.recipe("lama")
-    with pytest.raises(UsageError, match="did you mean gpu-"):
-        config.node("gpu-9")
 
 
 def test_lines_are_found_in_every_form_toml_has() -> None:

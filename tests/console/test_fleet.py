@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -13,41 +12,19 @@ import pytest
 
 from console.config import Config
 from console.config_nodes import Node
-from console.errors import HistoryError, NodeUnreachable, RequestRefused, UsageError
+from console.errors import NodeUnreachable, RequestRefused, UsageError
 from console.fleet import Fleet
 from console.links import real_links
-from console.places import Places
-from console.session import Session
-from console.state import NodeState, RunView
+from console.state import NodeState
 from console.transports import Gate
 from db.database import open_history
 from db.queries import History
-from remote_agent.protocol.messages import Failure, ModelSource, Recipe, RunState, Tier
-from tests.console.fake_host import FakeHost, FakeLink, eventually
+from remote_agent.protocol.messages import Failure, RunState, Tier
+from tests.console.fake_host import eventually
+from tests.console.fleet_world import NODES, RECIPES, World, view
 from tests.console.happenings import ACTOR
 
-RECIPES = {name: Recipe(name, ModelSource(f"/models/{name}")) for name in ("llama", "bert")}
-NODES = ("n1", "n2", "n3")
 DEADLINE_S = 30.0
-
-
-class World:
-    """Three hosts and the fleets that look at them; a short time-out, so that waiting for nobody is quick."""
-
-    def __init__(self, directory: Path) -> None:
-        self.hosts = {name: FakeHost(f"journal-{name}") for name in NODES}
-        self.links: dict[str, FakeLink] = {}
-        self.history_path = directory / "history.db"
-        nodes = tuple(Node(name, host="h", connect_timeout_s=1.0, python=("py",)) for name in NODES)
-        self.config = Config(nodes, RECIPES)
-
-    def fleet(self, parallel: int = 8) -> Fleet:
-        return Fleet(self.config, self.history_path, parallel=parallel, actor=ACTOR, links=self._link)
-
-    def _link(self, node: Node, subscriber: str, cursor: Callable[[str], int], sink: Session) -> FakeLink:
-        link = FakeLink(node, self.hosts[node.name], cursor, sink)
-        self.links[node.name] = link
-        return link
 
 
 @pytest.fixture
@@ -59,10 +36,6 @@ def world(tmp_path: Path) -> World:
 async def fleet(world: World) -> AsyncIterator[Fleet]:
     async with world.fleet() as fleet:
         yield fleet
-
-
-def view(fleet: Fleet, node: str, run_uid: str) -> RunView:
-    return fleet.state(node).runs[run_uid]
 
 
 async def test_a_node_is_asked_what_it_is_and_does_when_it_connects(fleet: Fleet, world: World) -> None:
@@ -100,111 +73,6 @@ async def test_a_warm_up_runs_to_ready_and_into_the_history(fleet: Fleet, world:
         "resident",
     ]
     await eventually(lambda: world.links["n1"].acked[-1:] == [("journal-n1", 4)])
-
-
-async def test_a_run_stored_while_the_fleet_closes_asks_the_closed_history_nothing(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its last event is committed by the close itself: no baseline is looked up any more, and no complaint logged."""
-    async with world.fleet() as fleet:
-        uid = await fleet.warm("n1", "llama")
-        world.hosts["n1"].finish(uid)
-    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
-
-    with History(world.history_path) as history:
-        stored = history.run(uid)
-    assert stored is not None
-    assert stored[0].state == "ready"
-    assert caplog.records == []
-
-
-async def test_no_more_than_parallel_runs_load_at_once(world: World) -> None:
-    """The others are visible as queued, and start one by one as places become free."""
-    async with world.fleet(parallel=1) as fleet:
-        uids = {name: await fleet.warm(name, "llama") for name in NODES}
-        assert [name for name in NODES if world.hosts[name].runs] == ["n1"]
-        waiting = view(fleet, "n3", uids["n3"])
-        assert (waiting.state, waiting.is_accepted) == (RunState.QUEUED, False)
-
-        world.hosts["n1"].finish(uids["n1"])
-        await eventually(lambda: world.hosts["n2"].runs)
-        assert not world.hosts["n3"].runs
-
-        fleet.parallel = 2
-        await eventually(lambda: world.hosts["n3"].runs)
-
-
-async def test_nodes_that_share_storage_load_from_it_one_after_the_other(world: World) -> None:
-    """Who waits for it says so, keeps no place from a node of other storage, and begins once the one before is over."""
-    shared = [dataclasses.replace(node, storage_group="nas-1") for node in world.config.nodes[:2]]
-    world.config = dataclasses.replace(
-        world.config, nodes=(*shared, world.config.nodes[2]), storage_groups={"nas-1": 1}
-    )
-    async with world.fleet(parallel=2) as fleet:
-        uids = {name: await fleet.warm(name, "llama") for name in NODES}
-        assert [name for name in NODES if world.hosts[name].runs] == ["n1", "n3"]
-        assert view(fleet, "n2", uids["n2"]).waits_among == "the loads from nas-1"
-
-        world.hosts["n3"].finish(uids["n3"])
-        fleet.parallel = 1
-        world.hosts["n1"].finish(uids["n1"])
-        await eventually(lambda: world.hosts["n2"].runs)
-        assert (await fleet.accepted("n2", uids["n2"])).is_accepted
-
-
-async def test_who_has_a_place_at_its_storage_waits_among_all_loads_next(world: World) -> None:
-    """The line that says what a run waits for is told anew."""
-    nodes = tuple(dataclasses.replace(node, storage_group="nas-1") for node in world.config.nodes[:2])
-    world.config = dataclasses.replace(world.config, nodes=(*nodes, world.config.nodes[2]), storage_groups={"nas-1": 1})
-    async with world.fleet(parallel=1) as fleet:
-        uids = {name: await fleet.warm(name, "llama") for name in ("n1", "n2")}
-        assert view(fleet, "n2", uids["n2"]).waits_among == "the loads from nas-1"
-        uids["n3"] = await fleet.warm("n3", "llama")
-        world.hosts["n1"].finish(uids["n1"])
-        await eventually(lambda: world.hosts["n3"].runs)
-        assert view(fleet, "n2", uids["n2"]).waits_among == "the parallel loads"
-
-        world.hosts["n3"].finish(uids["n3"])
-        await eventually(lambda: world.hosts["n2"].runs)
-
-
-async def test_a_failed_run_gives_its_place_to_the_next(world: World) -> None:
-    """A place is held until a run is over, however it ends."""
-    async with world.fleet(parallel=1) as fleet:
-        first, second = await fleet.warm("n1", "llama"), await fleet.warm("n2", "llama")
-        world.hosts["n1"].finish(first, RunState.FAILED)
-
-        await eventually(lambda: second in world.hosts["n2"].runs)
-        assert (await fleet.wait("n1", first)).state is RunState.FAILED
-
-
-async def test_a_queued_run_can_be_withdrawn_before_it_is_sent(world: World) -> None:
-    """Cancelling what waits here never reaches the node and frees nothing that others hold."""
-    async with world.fleet(parallel=1) as fleet:
-        first, second, third = [await fleet.warm(name, "llama") for name in NODES]
-
-        await fleet.cancel("n2", second)
-        assert (await fleet.wait("n2", second)).state is RunState.CANCELLED
-        world.hosts["n1"].finish(first)
-
-        await eventually(lambda: third in world.hosts["n3"].runs)
-        assert not world.hosts["n2"].runs
-
-
-async def test_a_run_withdrawn_before_its_node_was_asked_is_over_at_once(fleet: Fleet, world: World) -> None:
-    """Whoever started it is not left waiting, nor told that its fate is unknown."""
-    await eventually(lambda: fleet.state("n1").is_known)
-    warming = asyncio.ensure_future(fleet.warm("n1", "llama", run_uid="run-00000009"))
-    for _ in range(100):  # one step at a time, so that the request has not gone out yet
-        if "run-00000009" in fleet.state("n1").runs:
-            break
-        await asyncio.sleep(0)
-
-    await fleet.cancel("n1", "run-00000009")
-
-    assert await warming == "run-00000009"
-    assert not world.hosts["n1"].runs
-    assert view(fleet, "n1", "run-00000009").state is RunState.CANCELLED
 
 
 async def test_a_run_under_way_is_cancelled_by_its_node(fleet: Fleet, world: World) -> None:
@@ -329,18 +197,6 @@ async def test_a_wait_that_times_out_says_whether_the_node_is_there(fleet: Fleet
         await fleet.wait("n1", uid, timeout_s=0.01)
 
 
-async def test_a_refused_run_says_so_and_frees_its_place(world: World) -> None:
-    """The node's own words reach the caller and the node's log."""
-    async with world.fleet(parallel=1) as fleet:
-        world.hosts["n1"].is_refusing = True
-        with pytest.raises(RequestRefused, match="no such directory"):
-            await fleet.warm("n1", "llama", run_uid="run-00000009")
-
-        refused = view(fleet, "n1", "run-00000009")
-        assert (refused.state, refused.failure and refused.failure.code) == (RunState.FAILED, "no_such_model")
-        await fleet.warm("n2", "llama")
-
-
 async def test_unknown_names_are_usage_errors(fleet: Fleet) -> None:
     """A wrong recipe or node is refused before anything is sent."""
     with pytest.raises(UsageError, match="lama"):
@@ -418,100 +274,9 @@ async def test_a_run_that_its_node_forgot_is_not_waited_for_for_ever(fleet: Flee
         await waiting
 
 
-async def test_history_gives_the_baseline_of_the_next_run(world: World) -> None:
-    """Medians are there before a run, from every tier, and follow each run that ended."""
-    async with world.fleet() as fleet:
-        for _ in range(2):
-            uid = await fleet.warm("n1", "llama")
-            world.hosts["n1"].finish(uid)
-            await fleet.wait("n1", uid)
-        await eventually(lambda: [one.count for one in fleet.state("n1").baselines.values()] == [2])
-
-    async with world.fleet() as fleet:
-        await eventually(lambda: fleet.state("n1").baselines)
-        (key, baseline), *_ = fleet.state("n1").baselines.items()
-        assert key[1] is Tier.COLD
-        assert (baseline.count, baseline.wall_ns, baseline.stages_ns["weights"]) == (2, 100, 60)
-        uid = await fleet.warm("n1", "llama")
-        assert view(fleet, "n1", uid).baseline == baseline
-
-
-async def test_a_newly_opened_fleet_shows_each_node_s_last_run_from_the_history(world: World) -> None:
-    """The host replays nothing that was acknowledged and need not be reachable; the run is what it was, compared."""
-    shown = {}
-    async with world.fleet() as fleet:
-        for state in (RunState.READY, RunState.FAILED, RunState.READY):
-            uid = await fleet.warm("n1", "llama")
-            world.hosts["n1"].finish(uid, state)
-            shown[state] = await fleet.wait("n1", uid)
-        await fleet.warm("n2", "llama")
-        await fleet.flush()
-    world.hosts["n1"].is_reachable = False
-
-    async with world.fleet() as fleet:
-        await eventually(lambda: (run := fleet.state("n1").run) is not None and run.baseline is not None)
-        run, last = fleet.state("n1").run, shown[RunState.READY]
-        assert run is not None
-        assert (run.run_uid, run.state, run.output, run.stages) == (
-            last.run_uid,
-            last.state,
-            last.output,
-            last.stages,
-        )
-        assert run.baseline is not None
-        assert run.baseline.count == 1
-        assert fleet.state("n3").run is None
-
-
-async def test_a_run_under_way_is_shown_before_the_one_that_the_history_knows(world: World) -> None:
-    """Whichever is told first."""
-    async with world.fleet() as fleet:
-        over = await fleet.warm("n1", "llama")
-        world.hosts["n1"].finish(over)
-        await fleet.wait("n1", over)
-        await fleet.flush()
-    async with world.fleet() as fleet:
-        await eventually(lambda: fleet.state("n1").latest_run == over)
-        uid = await fleet.warm("n1", "llama")
-        assert fleet.state("n1").latest_run == uid
-        await fleet.flush()
-
-    async with world.fleet() as fleet:
-        await eventually(lambda: len(fleet.state("n1").runs) == 2)
-        assert fleet.state("n1").latest_run == uid
-
-
-async def test_a_damaged_history_is_moved_aside_and_said(world: World) -> None:
-    """The console starts all the same, and its notice says where the damaged file went."""
-    world.history_path.write_bytes(b"SQLite format 3\0" + b"\xff" * 8000)
-
-    async with world.fleet() as fleet:
-        assert "moved" in fleet.notices[0]
-
-
-async def test_a_history_that_cannot_be_opened_is_one_error(tmp_path: Path, world: World) -> None:
-    """What the database raises becomes the console's own error."""
-    world.history_path = tmp_path
-
-    with pytest.raises(HistoryError):
-        await world.fleet().start()
-
-
 async def test_the_state_of_a_node_can_be_asked_before_the_start(world: World) -> None:
     """A screen draws before anything is connected."""
     assert world.fleet().state("n2").name == "n2"
-
-
-async def test_two_consoles_with_one_history_store_each_event_once(world: World) -> None:
-    """Two processes may share a history file; what both heard is there once."""
-    async with world.fleet() as one, world.fleet() as other:
-        uid = await one.warm("n1", "llama")
-        world.hosts["n1"].finish(uid)
-        await one.wait("n1", uid)
-        await other.wait("n1", uid)
-        assert await one.flush()
-        assert await other.flush()
-        assert [event.seq for event in one.history.events(uid)] == [1, 2, 3]
 
 
 async def test_closing_takes_a_bounded_time_and_stores_what_came(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,26 +297,6 @@ async def test_closing_takes_a_bounded_time_and_stores_what_came(world: World, m
     assert time.monotonic() - before < 30
     with History(open_history(world.history_path).path) as history:
         assert history.run(uid) is not None
-
-
-async def test_places_are_given_in_order_and_not_lost_by_who_gives_up() -> None:
-    """First come, first served; a cancelled waiter does not swallow a place."""
-    places = Places(1)
-    order: list[str] = []
-
-    async def take(name: str) -> None:
-        async with places:
-            order.append(name)
-
-    async with places:
-        tasks = [asyncio.ensure_future(take(name)) for name in "abc"]
-        await asyncio.sleep(0)
-        assert places.is_full
-        tasks[0].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-    assert order == ["b", "c"]
-    assert not places.is_full
 
 
 async def test_a_run_given_up_here_that_began_there_all_the_same_is_shown(fleet: Fleet, world: World) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import gc
 import json
-import logging
 import sys
 import weakref
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.clean import clean, clean_record
+from console.clean import clean_record
 from console.config_nodes import Node
 from console.errors import NodeUnreachable, RequestRefused
 from console.link import Timing, backoff_s
@@ -24,24 +23,19 @@ from console.link_session import Session
 from console.state import LinkStatus
 from console.transports.base import Stream
 from console.transports.command import open_command
-from remote_agent.protocol.messages import Empty, Finding, Probe, RunUidParams, UnknownData
-from tests.console.links import QUICK, Kept, linked, soon
-from tests.console.sshd import stub_settings
-from tests.console.stub_agent import HOSTILE, JOURNAL
-
-
-def node(script: str = "", heartbeat_s: float = 1.0, log: Path | None = None, **settings: Any) -> Node:
-    return Node("gpu-1", transport=("env",), **{**stub_settings(script, heartbeat_s, log), **settings})
-
-
-def connected(kept: Kept) -> Any:
-    return lambda: kept.state.status is LinkStatus.CONNECTED
+from remote_agent.protocol.messages import Empty, Finding, RunUidParams
+from tests.console.links import QUICK, Kept, connected, linked, soon
+from tests.console.sshd import stub_node
+from tests.console.stub_agent import JOURNAL
 
 
 async def test_a_link_connects_says_hello_and_subscribes_after_its_cursor(tmp_path: Path) -> None:
     """The journal that hello names decides where the subscription starts."""
     log = tmp_path / "requests"
-    async with linked(node(log=log), tmp_path, cursor=lambda journal: 41 if journal == JOURNAL else 0) as (_, kept):
+    async with linked(stub_node(log=log), tmp_path, cursor=lambda journal: 41 if journal == JOURNAL else 0) as (
+        _,
+        kept,
+    ):
         await soon(connected(kept), "connected")
 
     requests = [json.loads(line) for line in log.read_text().splitlines()]
@@ -57,13 +51,13 @@ async def test_a_link_connects_says_hello_and_subscribes_after_its_cursor(tmp_pa
 
 async def test_login_noise_before_the_mark_is_passed_over(tmp_path: Path) -> None:
     """ANSI, something like JSON-RPC and a mark with another token do no harm."""
-    async with linked(node("noisy"), tmp_path) as (_, kept):
+    async with linked(stub_node("noisy"), tmp_path) as (_, kept):
         await soon(connected(kept), "connected")
 
 
 async def test_a_heartbeat_in_one_piece_with_the_answer_to_hello_is_no_fault(tmp_path: Path) -> None:
     """As it comes over a network that holds packets back."""
-    async with linked(node("beat with hello"), tmp_path) as (_, kept):
+    async with linked(stub_node("beat with hello"), tmp_path) as (_, kept):
         await soon(connected(kept), "connected")
 
     assert [state.status for state in kept.states] == [
@@ -73,122 +67,9 @@ async def test_a_heartbeat_in_one_piece_with_the_answer_to_hello_is_no_fault(tmp
     ]
 
 
-async def test_hostile_text_reaches_a_sink_cleaned_and_its_raw_form_as_ascii_json(tmp_path: Path) -> None:
-    """Every text in hello, events and answers has passed `clean`; the raw JSON keeps it for the history."""
-    async with linked(node("hostile"), tmp_path) as (link, kept):
-        await soon(connected(kept), "connected")
-        await soon(lambda: len(kept.events) == len(HOSTILE), "every event")
-        probe = await link.request("probe", Empty())
-
-    for (_, event, raw_json), text in zip(kept.events, HOSTILE.values(), strict=True):
-        assert isinstance(event.data, Finding)
-        assert event.data.text == clean(text, 4096)
-        assert event.data.text.isprintable()
-        assert raw_json.isascii()
-        assert raw_json.isprintable()
-        assert json.loads(raw_json)["text"] == text
-    assert kept.hellos[0].hostname.isprintable()
-    assert isinstance(probe, Probe)
-    assert probe.hostname == "ab"
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ("long line", "over the limit of 1048576"),
-        ("half line", "ended 17"),
-        ("invalid utf-8", "not JSON"),
-        ("nul", "not JSON"),
-        ("deep", "not JSON"),
-        ("not a number", "broke the protocol"),
-        ("unknown notification", "no such notification"),
-        ("asks", "an agent asks nothing"),
-        ("unasked answer", "was not made"),
-    ],
-)
-async def test_a_broken_stream_ends_with_a_reason_and_a_new_try(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, script: str, reason: str
-) -> None:
-    """What an agent must not send costs it the connection, never the console."""
-    caplog.set_level(logging.ERROR)
-    async with linked(node(script), tmp_path) as (_, kept):
-        again = (LinkStatus.CONNECTING, LinkStatus.DISCONNECTED) * 2  # it may break before it counts as connected
-        await soon(lambda: kept.saw(*again), "a second try")
-
-    lost = next(state for state in kept.states if state.status is LinkStatus.DISCONNECTED)
-    assert reason in str(lost.reason)
-    assert not lost.final
-    assert lost.retry_at_s is not None
-    assert str(lost.reason).isprintable()
-    assert not caplog.records
-
-
-async def test_whole_events_before_half_a_line_are_kept(tmp_path: Path) -> None:
-    """A stream that ends inside a message loses that message only."""
-    async with linked(node("half line"), tmp_path) as (_, kept):
-        await soon(lambda: bool(kept.events), "the whole event")
-
-    assert kept.events[0][1].seq == 1
-
-
-async def test_events_that_nest_deeper_than_any_wire_type_are_cut(tmp_path: Path) -> None:
-    """Cleaning has a depth limit; the raw form is kept whole."""
-    async with linked(node("nested"), tmp_path) as (_, kept):
-        await soon(lambda: bool(kept.events), "the event")
-
-    _, event, raw_json = kept.events[0]
-    assert isinstance(event.data, UnknownData)
-    assert "…" in repr(event.data)
-    assert "\x1b" not in repr(event.data)
-    assert raw_json.count("[") == 201
-
-
-async def test_an_event_of_an_unknown_kind_is_passed_on_cleaned(tmp_path: Path) -> None:
-    """A newer agent's events are kept, keys and values cleaned."""
-    async with linked(node("unknown kind"), tmp_path) as (_, kept):
-        await soon(lambda: bool(kept.events), "the event")
-
-    assert kept.events[0][1].data == UnknownData({"a": ("", 1.5, None, True)})
-
-
-async def test_an_event_that_can_t_be_read_is_passed_on_and_the_link_stays(tmp_path: Path) -> None:
-    """It is stored as it was sent and acknowledged like any other, or no later one would ever come."""
-    async with linked(node("unreadable"), tmp_path) as (_, kept):
-        await soon(lambda: len(kept.events) == 2, "the event after it")
-
-    _, event, raw_json = kept.events[0]
-    assert isinstance(event.data, UnknownData)
-    assert event.data.problem == "run.stage.stage: expected a table, got text"
-    assert json.loads(raw_json) == {"stage": "\x1b[2J"}
-    assert not kept.saw(LinkStatus.DISCONNECTED)
-
-
-@pytest.mark.parametrize(("script", "theirs"), [("future mark", "7 to 9"), ("future hello", "9")])
-async def test_a_future_protocol_is_final_and_says_what_to_upgrade(tmp_path: Path, script: str, theirs: str) -> None:
-    """No retry mends a version; `retry_now` tries again all the same."""
-    async with linked(node(script), tmp_path) as (link, kept):
-        await soon(lambda: kept.state.final, "final")
-        assert f"speaks protocol {theirs}, this console 1: upgrade the console" in str(kept.state.reason)
-        assert kept.state.retry_at_s is None
-        count = len(kept.states)
-        link.retry_now()
-        await soon(lambda: len(kept.states) > count and kept.state.final, "a second final")
-
-
-async def test_gaps_and_duplicates_are_passed_on_as_they_are(tmp_path: Path) -> None:
-    """Contiguity is the recorder's business; the link hides nothing."""
-    async with linked(node("gap"), tmp_path) as (_, kept):
-        await soon(lambda: bool(kept.events), "the event after the gap")
-    assert [(journal, gap.from_seq, gap.to_seq) for journal, gap in kept.gaps] == [(JOURNAL, 1, 7)]
-
-    async with linked(node("duplicates"), tmp_path) as (_, kept):
-        await soon(lambda: len(kept.events) == 5, "five events")
-    assert [event.seq for _, event, _ in kept.events] == [1, 2, 2, 1, 3]
-
-
 async def test_missing_heartbeats_make_a_link_silent_and_then_drop_it(tmp_path: Path) -> None:
     """Silence comes first, is not yet a lost link, and says how long."""
-    async with linked(node("silent", heartbeat_s=0.05), tmp_path) as (_, kept):
+    async with linked(stub_node("silent", heartbeat_s=0.05), tmp_path) as (_, kept):
         await soon(
             lambda: kept.saw(LinkStatus.CONNECTED, LinkStatus.SILENT, LinkStatus.DISCONNECTED, LinkStatus.CONNECTED),
             "silent, dropped, connected again",
@@ -202,7 +83,7 @@ async def test_missing_heartbeats_make_a_link_silent_and_then_drop_it(tmp_path: 
 async def test_a_silent_link_is_connected_again_when_anything_comes(tmp_path: Path) -> None:
     """An answer is a sign of life as good as a heartbeat."""
     timing = Timing(silent_beats=1.0)
-    async with linked(node("mute", heartbeat_s=1.0), tmp_path, timing=timing) as (link, kept):
+    async with linked(stub_node("mute", heartbeat_s=1.0), tmp_path, timing=timing) as (link, kept):
         await soon(lambda: kept.state.status is LinkStatus.SILENT, "silent")
         await link.request("probe", Empty())
         await soon(connected(kept), "connected again")
@@ -210,7 +91,7 @@ async def test_a_silent_link_is_connected_again_when_anything_comes(tmp_path: Pa
 
 async def test_no_agent_is_said_with_what_the_host_printed_and_how_it_ended(tmp_path: Path) -> None:
     """The reason holds the command's own words and its exit status."""
-    async with linked(node("no agent"), tmp_path) as (_, kept):
+    async with linked(stub_node("no agent"), tmp_path) as (_, kept):
         await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
 
     reason = next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED)
@@ -242,7 +123,7 @@ async def test_a_python_that_is_too_old_for_the_agent_is_told_where_to_look(tmp_
 
 async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     """What `sh` says about the host's Python is the reason."""
-    async with linked(node(python=("no-such-python3",)), tmp_path) as (_, kept):
+    async with linked(stub_node(python=("no-such-python3",)), tmp_path) as (_, kept):
         await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
 
     reason = str(next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED))
@@ -271,7 +152,7 @@ async def test_whoever_gives_up_on_a_silent_host_is_told_how_far_it_came(tmp_pat
 async def test_a_host_without_a_mark_is_given_up(tmp_path: Path, script: str, reason: str) -> None:
     """Neither silence nor endless noise holds a link up."""
     timing = Timing(mark_s=0.5 if script == "never a mark" else 30.0, backoff_first_s=0.05)
-    async with linked(node(script), tmp_path, timing=timing) as (_, kept):
+    async with linked(stub_node(script), tmp_path, timing=timing) as (_, kept):
         await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
 
     assert reason in str(next(state.reason for state in kept.states if state.status is LinkStatus.DISCONNECTED))
@@ -279,7 +160,7 @@ async def test_a_host_without_a_mark_is_given_up(tmp_path: Path, script: str, re
 
 async def test_a_refusal_is_raised_with_its_code_and_cleaned_text(tmp_path: Path) -> None:
     """A program can act on the code, a person can read the text."""
-    async with linked(node(), tmp_path) as (link, kept):
+    async with linked(stub_node(), tmp_path) as (link, kept):
         await soon(connected(kept), "connected")
         with pytest.raises(RequestRefused) as refused:
             await link.request("run.cancel", RunUidParams("12345678"))
@@ -292,7 +173,7 @@ async def test_a_refusal_is_raised_with_its_code_and_cleaned_text(tmp_path: Path
 
 async def test_a_request_without_an_answer_or_a_link_is_unreachable(tmp_path: Path) -> None:
     """Time-out, a link that is down, and a link that ends meanwhile are all `NodeUnreachable`, exit code 3."""
-    async with linked(node(), tmp_path) as (link, kept):
+    async with linked(stub_node(), tmp_path) as (link, kept):
         await soon(connected(kept), "connected")
         with pytest.raises(NodeUnreachable, match=r"no answer to status within 0\.1 s"):
             await link.request("status", Empty(), timeout_s=0.1)
@@ -310,7 +191,7 @@ async def test_a_request_without_an_answer_or_a_link_is_unreachable(tmp_path: Pa
 async def test_acks_of_the_current_journal_are_sent_newest_only(tmp_path: Path) -> None:
     """A burst of acks becomes few; an ack of another journal, or an older one, is not sent."""
     log = tmp_path / "requests"
-    async with linked(node(log=log), tmp_path) as (link, kept):
+    async with linked(stub_node(log=log), tmp_path) as (link, kept):
         await soon(connected(kept), "connected")
         link.ack("another-journal", 999)
         for seq in range(1, 501):
@@ -342,7 +223,7 @@ async def test_reading_pauses_while_the_sink_is_not_ready(tmp_path: Path) -> Non
                 await self.open.wait()
 
     slow = Slow()
-    async with linked(node("flood", heartbeat_s=0.2), tmp_path, sink=slow):
+    async with linked(stub_node("flood", heartbeat_s=0.2), tmp_path, sink=slow):
         await soon(slow.asked.is_set, "the first events")
         held = len(slow.events)
         await asyncio.sleep(1.0)  # five heartbeats: silence would show by now, and so would reading on
@@ -362,7 +243,7 @@ async def test_an_outage_keeps_the_time_it_began_and_its_reason_through_every_tr
         now[0] += 1.0
         return now[0]
 
-    async with linked(node("no agent"), tmp_path, clock=clock) as (_, kept):
+    async with linked(stub_node("no agent"), tmp_path, clock=clock) as (_, kept):
         await soon(lambda: len([s for s in kept.states if s.status is LinkStatus.DISCONNECTED]) >= 3, "three tries")
 
     down = [state for state in kept.states if state.status is LinkStatus.DISCONNECTED]
@@ -383,7 +264,7 @@ async def test_a_link_that_is_down_holds_nothing_of_the_connection_it_lost(tmp_p
         return stream
 
     slow = dataclasses.replace(QUICK, backoff_first_s=60.0, backoff_limit_s=60.0)
-    async with linked(node("half line"), tmp_path, open_stream=opened, timing=slow) as (link, kept):
+    async with linked(stub_node("half line"), tmp_path, open_stream=opened, timing=slow) as (link, kept):
         await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "lost")
         gc.collect()
         assert [stream() for stream in streams] == [None]
@@ -399,7 +280,7 @@ async def test_an_error_of_our_own_is_logged_and_shown_but_never_raised(
         def hello(self, hello: object) -> None:
             raise RuntimeError("a bug")
 
-    async with linked(node(), tmp_path, sink=Broken()) as (_, kept):
+    async with linked(stub_node(), tmp_path, sink=Broken()) as (_, kept):
         await soon(lambda: kept.state.status is LinkStatus.DISCONNECTED, "disconnected")
 
     assert any("internal error: RuntimeError: a bug" in str(state.reason) for state in kept.states)
@@ -450,7 +331,7 @@ async def test_a_request_given_up_while_the_link_ends_leaves_no_complaint(caplog
 
 async def test_a_stopped_link_can_start_again(tmp_path: Path) -> None:
     """Stop is idle, not the end."""
-    async with linked(node(), tmp_path) as (link, kept):
+    async with linked(stub_node(), tmp_path) as (link, kept):
         await soon(connected(kept), "connected")
         await link.stop()
         assert kept.state.status is LinkStatus.IDLE

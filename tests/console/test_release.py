@@ -12,8 +12,8 @@ from console.cli import run
 from console.cli.common import Context
 from remote_agent.protocol.messages import ReleaseParams
 from tests.console.fake_host import FakeHost
+from tests.console.fleet_world import World
 from tests.console.happenings import resident
-from tests.console.test_fleet import World
 
 
 @pytest.fixture

@@ -175,6 +175,26 @@ def test_a_second_holder_is_refused_with_the_first_ones_name_and_the_seconds_lef
     assert desk.read().row.state_json == '{"v": 1}'
 
 
+def test_a_clock_that_was_set_back_keeps_no_dead_consoles_lease(desk: Desk) -> None:
+    """Who asks for it has to wait for one whole lease at most; whoever is alive renews it meanwhile."""
+    first, second = desk.store("one"), desk.store("two")
+    first.create(rollout_row(), NODES)
+    desk.clock.now_ns -= 3600 * S
+    with pytest.raises(LeaseHeldError, match=r"has 10\.0 s left"):
+        second.take(UID)
+    desk.clock.now_ns += 9 * S
+    first.renew(UID)
+    desk.clock.now_ns += 9 * S
+    with pytest.raises(LeaseHeldError):
+        second.take(UID)
+
+    desk.clock.now_ns -= 600 * S
+    assert second.ask(UID, ("ada", "desk"), "abort", {}) is not None
+    desk.clock.now_ns += 10 * S
+    assert second.ask(UID, ("ada", "desk"), "abort", {}) is None
+    assert second.take(UID).lease is not None
+
+
 def test_a_lease_that_is_given_back_is_free_at_once(desk: Desk) -> None:
     """And nobody gives back another's."""
     first, second = desk.store("one"), desk.store("two")

@@ -54,6 +54,19 @@ def test_a_second_watch_of_a_node_is_refused_and_told_who_has_it(store: Open, cl
     store("bert", recipe="bert").take(["a"])
 
 
+def test_a_clock_that_was_set_back_keeps_no_dead_watchs_node(store: Open, clock: Clock) -> None:
+    """Another watch waits for one whole lease at most."""
+    store("one").take(["a"])
+    other = store("other")
+    clock.now_ns -= 3600 * S
+    with pytest.raises(WatchHeldError, match=r"its lease has 10\.0 s left"):
+        other.take(["a"])
+    clock.now_ns += 10 * S
+
+    other.take(["a"])
+    assert other.keep(["a"]) == ()
+
+
 def test_a_lease_is_kept_by_renewing_it_and_is_free_once_it_ran_out(store: Open, clock: Clock) -> None:
     """Whoever finds that another took it meanwhile is told who; what is free is taken again."""
     one, other = store("one"), store("other")

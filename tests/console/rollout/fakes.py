@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from console.rollout import events as e
@@ -136,3 +136,17 @@ class Desk:
             command = rollouts.command(history, ident)
         assert command is not None
         return command.is_done, command.answer
+
+
+MakeDesk = Callable[..., Desk]
+
+
+@contextlib.asynccontextmanager
+async def running(controller: Controller) -> AsyncIterator[asyncio.Task[RolloutState]]:
+    """Let the controller work beside the test; end it as Ctrl-C does."""
+    task = asyncio.ensure_future(controller.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -15,6 +15,7 @@ from console.rollout import events as e
 from console.rollout.carrying import Carrier
 from console.rollout.effects import Outcome
 from console.rollout.states import NodeState, Phase
+from db.database import connect
 from remote_agent.protocol.messages import Actor
 from tests.console.fake_host import eventually
 from tests.console.rollout.fakes import NAME, Desk, FakeEffects
@@ -138,6 +139,51 @@ async def test_one_that_nobody_carries_out_becomes_this_consoles_when_resumed(co
         f"nobody carried out rollout {NAME}: this console does from here on",
         f"rollout {NAME} done: 3 ready",
     ]
+
+
+async def test_of_two_verbs_at_one_moment_one_takes_the_rollout_over(console: Console, desk: Desk) -> None:
+    """The other is answered by that controller: there are no two of them, and each lease is its own."""
+    console.effects.held = {e.StartNode}
+    skip = {"node": "c", "reason": "bad disk"}
+    await console.carrier.ask(desk.uid, "pause", {})
+    answers = await asyncio.gather(
+        console.carrier.ask(desk.uid, "skip", skip),
+        console.carrier.ask(desk.uid, "resume", {}),
+        console.carrier.ask(desk.uid, "resume", {}),
+    )
+    assert list(console.carrier.carried) == [NAME]
+    await console.effects.let_go(e.StartNode)
+    await ends(console)
+
+    assert answers == [(True, "c is skipped"), (True, "it goes on"), (False, "it is running already")]
+    assert [intent.node for intent in console.effects.begun if isinstance(intent, e.StartNode)] == ["a", "b"]
+    assert [text for notice in console.carrier.take_notices() if "nobody" in (text := notice.text)] == [
+        f"nobody carried out rollout {NAME}: this console does from here on"
+    ]
+
+
+async def test_a_lease_that_ran_out_in_a_sleep_makes_no_second_controller(console: Console, desk: Desk) -> None:
+    """A verb that is asked before the own controller has renewed it goes to that one."""
+    console.effects.held = {e.StartNode}
+    await console.carrier.ask(desk.uid, "resume", {})
+    await eventually(lambda: bool(console.effects.begun))
+    with contextlib.closing(connect(desk.path, read_only=False)) as connection:
+        connection.execute("UPDATE rollouts SET lease_expires_ns = 1")
+
+    assert await console.carrier.ask(desk.uid, "skip", {"node": "c", "reason": "bad disk"}) == (True, "c is skipped")
+    assert await console.carrier.ask(desk.uid, "abort", {}) == (True, "it is aborting")
+    await console.effects.let_go(e.StartNode)
+    await ends(console)
+    assert not [intent for intent in console.effects.begun if isinstance(intent, e.ReadNode)]
+
+
+async def test_what_is_over_is_not_taken_over(console: Console) -> None:
+    """And nobody is told that it was."""
+    uid = await console.start()
+    await ends(console)
+    with pytest.raises(UsageError, match=f"rollout {NAME} is over: done"):
+        await console.carrier.ask(uid, "resume", {})
+    assert "nobody" not in "".join(notice.text for notice in console.carrier.take_notices())
 
 
 async def test_one_with_nodes_that_are_not_in_the_fleet_is_not_taken_over(tmp_path: Path) -> None:

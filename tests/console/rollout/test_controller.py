@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from console.rollout import events as e
-from console.rollout.controller import Controller
 from console.rollout.effects import Outcome
-from console.rollout.states import NodeState, Phase, RolloutState, Rules, Verdict
-from db.database import connect
-from db.errors import LeaseHeldError, LeaseLostError, UnavailableError
+from console.rollout.states import NodeState, Phase, RolloutState, Verdict
+from db.errors import LeaseLostError
 from tests.console.fake_host import eventually
-from tests.console.rollout.fakes import Desk, FakeEffects, failed_sample
+from tests.console.rollout.fakes import Desk, FakeEffects, MakeDesk, failed_sample, running
 from tests.console.rollout.world import gate, rules
-
-THREE = (("a",), ("b", "c"))
-MakeDesk = Callable[..., Desk]
-
-
-@pytest.fixture
-def make_desk(tmp_path: Path) -> Iterator[MakeDesk]:
-    with contextlib.ExitStack() as stack:
-
-        def make(rule: Rules, batches: Sequence[Sequence[str]] = THREE, lease_s: float = 30.0) -> Desk:
-            desk = Desk(tmp_path / "history.db", rule, batches, lease_s)
-            stack.callback(desk.close)
-            return desk
-
-        yield make
-
-
-@contextlib.asynccontextmanager
-async def running(controller: Controller) -> AsyncIterator[asyncio.Task[RolloutState]]:
-    """Let the controller work beside the test; end it as Ctrl-C does."""
-    task = asyncio.ensure_future(controller.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def ask(desk: Desk, verb: str, **arguments: object) -> tuple[bool | None, str | None]:
@@ -143,6 +112,7 @@ async def test_an_abort_ends_an_attempt_before_its_node_is_backed_out(make_desk:
         assert await ask(desk, "abort") == (True, "it is aborting")
         await eventually(lambda: e.StopNode("a", 1) in effects.begun)
         assert effects.called_off == [e.StartNode("a", 1, ("before_shift", "warm"))]
+        assert await ask(desk, "retry", node="a") == (False, "it is aborting")
         assert e.BackOutNode("a", 1) not in effects.begun
         await effects.let_go(e.StopNode)
         state = await task
@@ -264,72 +234,6 @@ async def test_an_attempt_that_was_to_be_ended_is_ended_by_the_next_controller(m
     await effects.let_go(e.StopNode)
     with pytest.raises(LeaseLostError):
         await gone
-
-
-async def test_a_controller_that_was_taken_over_ends_and_calls_off_what_it_does(make_desk: MakeDesk) -> None:
-    """Its hooks too: the other one decides now."""
-    desk, effects = make_desk(rules(), (("a",),), lease_s=0.3), FakeEffects()
-    effects.held.add(e.StartNode)
-    controller = desk.controller(effects, "stopped")
-    with pytest.raises(LeaseHeldError, match=r"rollout pre-warm is carried out by stopped; its lease has 0\.\d s left"):
-        desk.store("other").take(desk.uid)
-    task = asyncio.ensure_future(controller.run())
-    await eventually(lambda: effects.begun)
-    with contextlib.closing(connect(desk.path, read_only=False)) as connection:
-        connection.execute("UPDATE rollouts SET lease_expires_ns = 0")
-        desk.store("other").take(desk.uid)
-    with pytest.raises(LeaseLostError, match="rollout pre-warm was taken over by other; nothing more is done here"):
-        await task
-
-    assert effects.called_off == effects.begun
-
-
-async def test_a_controller_renews_its_lease_while_nothing_happens(make_desk: MakeDesk) -> None:
-    """However long a run takes."""
-    desk, effects = make_desk(rules(), (("a",),), lease_s=2.0), FakeEffects()
-    effects.held.add(e.StartNode)
-    async with running(desk.controller(effects)):
-        await eventually(lambda: effects.begun)
-        lease = desk.read().row.lease
-        assert lease is not None
-        await eventually(lambda: (now := desk.read().row.lease) and now.expires_ns > lease.expires_ns)
-
-
-async def test_a_history_that_is_locked_for_a_moment_holds_the_rollout_up_and_no_more(
-    make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is begun that is not stored; then it goes on."""
-    monkeypatch.setattr("db.database.BUSY_TIMEOUT_S", 0.01)
-    monkeypatch.setattr("console.rollout.controller.STORE_AGAIN_S", 0.01)
-    desk, effects = make_desk(rules(), (("a",),)), FakeEffects()
-    controller = desk.controller(effects)
-    with contextlib.closing(connect(desk.path, read_only=False)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        async with running(controller) as task:
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert effects.begun == []
-            connection.execute("ROLLBACK")
-            state = await task
-
-    assert state.phase is Phase.DONE
-
-
-async def test_a_controller_that_can_not_store_for_a_whole_lease_ends(
-    make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By then another may have it."""
-    monkeypatch.setattr("db.database.BUSY_TIMEOUT_S", 0.01)
-    monkeypatch.setattr("console.rollout.controller.STORE_AGAIN_S", 0.01)
-    desk, effects = make_desk(rules(), (("a",),), lease_s=0.1), FakeEffects()
-    controller = desk.controller(effects)
-    with contextlib.closing(connect(desk.path, read_only=False)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        with pytest.raises(UnavailableError, match=r"keeps .* locked"):
-            await controller.run()
-        connection.execute("ROLLBACK")
-
-    assert effects.begun == []
 
 
 async def test_an_inconclusive_sample_pauses_and_promote_takes_the_operators_word(make_desk: MakeDesk) -> None:

@@ -18,8 +18,8 @@ from console.rollout.settings import Hook, Hooks, Rollout
 from console.rollout.states import NodeState, RolloutState, begin
 from remote_agent.protocol.messages import RunState
 from tests.console.fake_host import eventually
+from tests.console.fleet_world import RECIPES, World
 from tests.console.rollout.world import rules
-from tests.console.test_fleet import RECIPES, World
 
 UID = uuid.uuid4().hex
 START = e.StartNode("n1", 1, ("before_shift", "warm"))

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from console.rollout import hooks
 from console.rollout.hooks import OUTPUT_LINES, environment, run_program
 
 PATIENCE_S = 30.0
@@ -67,10 +70,12 @@ async def test_how_a_program_failed_is_said_with_its_last_words(tmp_path: Path) 
     """By its code, by its signal, or because there is none."""
     failed = await run_program(script(tmp_path, "echo no socket >&2; exit 3"), os.environ, 30.0)
     killed = await run_program(script(tmp_path, "kill -TERM $$"), os.environ, 30.0)
+    nameless = await run_program(script(tmp_path, f"kill -{signal.SIGRTMIN + 2} $$"), os.environ, 30.0)
     missing = await run_program(("/nowhere/hook",), os.environ, 30.0)
 
     assert (failed.code, failed.reason) == (3, "ended with 3: no socket")
     assert (killed.code, killed.reason) == (-15, "was ended by SIGTERM")
+    assert nameless.reason == f"was ended by signal {signal.SIGRTMIN + 2}"
     assert missing.reason == "could not be started: /nowhere/hook: No such file or directory"
 
 
@@ -115,7 +120,7 @@ async def test_what_a_program_changed_it_may_put_back_though_it_was_started_by_a
 async def test_a_program_that_does_not_heed_sigterm_is_killed(tmp_path: Path) -> None:
     """After a few seconds, with what it started."""
     argv = script(tmp_path, f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; wait; sleep 300")
-    ended = await run_program(argv, os.environ, 1.0)
+    ended = await run_program(argv, os.environ, 3.0)
     child = int((tmp_path / "child").read_text())
 
     assert ended.code is None
@@ -175,3 +180,37 @@ def test_a_program_does_not_outlive_a_console_that_is_killed(tmp_path: Path) -> 
     console.wait()
 
     soon(lambda: not lives(pid), "the program lives")
+
+
+def test_a_program_does_not_outlive_the_lease_of_a_console_that_is_stopped(tmp_path: Path) -> None:
+    """It would move traffic beside the next controller's; what it changed it puts back, and says why it ended."""
+    (program,) = script(
+        tmp_path,
+        f"trap 'echo back > {tmp_path}/back; exit 1' TERM\n"
+        f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; sleep 300 & wait",
+    )
+    quick = _CONSOLE.replace(
+        "asyncio.run(", "from console.rollout import hooks; hooks.SILENT_S = 0.5; print(asyncio.run("
+    )
+    console = subprocess.Popen([sys.executable, "-c", f"{quick.rstrip()})", program], stdout=subprocess.PIPE, text=True)
+    soon((tmp_path / "pid").exists, "the program never began")
+    pid = int((tmp_path / "pid").read_text())
+    console.send_signal(signal.SIGSTOP)
+
+    soon((tmp_path / "back").exists, "the program put nothing back")
+    soon(lambda: not lives(pid), "the program lives")
+    console.send_signal(signal.SIGCONT)
+    said = console.communicate(timeout=PATIENCE_S)[0]
+    assert "ended with 1: ended, since its console was stopped or hung for 0.5 s" in said
+
+
+async def test_a_program_of_a_console_at_work_may_take_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console is heard as long as its event loop turns."""
+    monkeypatch.setattr(hooks, "SILENT_S", 0.8)
+    monkeypatch.setattr(hooks, "BEAT_S", 0.05)
+
+    ended = await run_program(script(tmp_path, "sleep 2; exit 7"), os.environ, 30.0)
+
+    assert ended.code == 7

@@ -19,7 +19,7 @@ from console.rollout.settings import Gate
 from console.rollout.states import Verdict
 from remote_agent.protocol.messages import Tier, VerifyParams, VerifyResult, VerifySample
 from tests.console.fake_host import FakeHost
-from tests.console.test_fleet import World
+from tests.console.fleet_world import World
 
 WARM = (Warm("n1", "run-00000001"),)
 PASS, FAIL, INCONCLUSIVE = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
@@ -170,6 +170,18 @@ async def test_a_request_that_verify_sends_is_measured(measured: Measured, answe
     assert all((one.model, one.count, one.recipe) == ("llama", 1, measured.recipe) for one in answers.asked)
 
 
+@pytest.mark.parametrize(("timeout_s", "asked_s"), [(10.0, 10.0), (120.0, 120.0), (7200.0, 600.0)])
+async def test_a_request_has_its_gates_time(
+    measured: Measured, answers: Answers, timeout_s: float, asked_s: float
+) -> None:
+    """As far as the agent gives a request any; so none goes on there that nobody waits for."""
+    await measured.warm()
+    answers.next = [VerifySample(1, 400, 900, "7")]
+    await measured.sample(False, measure="total", limit_s=1, timeout_s=timeout_s)
+
+    assert [one.timeout_s for one in answers.asked] == [asked_s]
+
+
 def program(folder: Path, text: str) -> tuple[str, ...]:
     path = folder / "gate"
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -232,10 +244,53 @@ async def test_an_address_passes_by_its_status_alone(measured: Measured) -> None
         assert await measured.sample(http=url, status=204) == (FAIL, f"{url} is 200, not 204")
     async with served(saying(b"HTTP/1.1 302 Found\r\nlocation: /\r\n\r\n", [])) as url:
         assert await measured.sample(http=url) == (FAIL, f"{url} is 302, not 200")
-    async with served(saying(b"\x1b]52;c;AAAA\x07 nonsense\r\n", [])) as url:
-        assert (await measured.sample(http=url))[0] is FAIL
+    for nonsense in (b"\x1b]52;c;AAAA\x07 nonsense\r\n", b"HTTP/1.1 " + b"9" * 5000 + b" OK\r\n"):
+        async with served(saying(nonsense, [])) as url:
+            verdict, reason = await measured.sample(http=url)
+        assert verdict is FAIL
+        assert reason.startswith(f"{url}: the answer is not HTTP: ")
 
     assert requests[0].startswith(b"GET /health?deep=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+
+
+async def test_an_address_with_placeholders_is_each_nodes_own(tmp_path: Path) -> None:
+    """Filled with its name and its host; of several, the one that does not hold is named."""
+    world, requests = World(tmp_path), list[bytes]()
+    hosts = {"n1": "127.0.0.1", "n2": "::1", "n3": None}
+    nodes = tuple(replace(node, host=hosts[node.name]) for node in world.config.nodes)
+    world.config = replace(world.config, nodes=nodes)
+    both = (*WARM, Warm("n2", "run-00000002"))
+    async with world.fleet() as fleet, served(saying(b"HTTP/1.1 200 OK\r\n\r\n", requests)) as url:
+        measured = Measured(fleet, world)
+        port = url.split(":")[2].split("/")[0]
+        by_name = await measured.whole(warm=both, http=f"http://127.0.0.1:{port}/of/{{node}}")
+        by_host = await measured.sample(http=f"http://{{host}}:{port}/")
+        by_six = await measured.whole(warm=(Warm("n2", "run-00000002"),), http=f"http://{{host}}:{port}/")
+        hostless = await measured.whole(warm=(Warm("n3", "run-00000003"),), http="http://{host}/")
+
+    assert by_name.values == {name: {"verdict": "pass", "status": 200} for name in ("n1", "n2")}
+    assert {request.split()[1] for request in requests} == {b"/of/n1", b"/of/n2", b"/"}
+    assert by_host == (PASS, "")
+    assert by_six.reason.startswith(f"n2: http://[::1]:{port}/: ")
+    assert (hostless.verdict, hostless.reason) == (
+        INCONCLUSIVE,
+        "n3: http://{host}/ needs a host, and the node has none in fleet.toml",
+    )
+
+
+async def test_an_address_without_tls_is_said_to_have_none(measured: Measured) -> None:
+    """In words of TLS: its error numbers are not the system's."""
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+
+    async with served(plain) as url:
+        secure = url.replace("http:", "https:")
+        verdict, reason = await measured.sample(http=secure)
+
+    assert verdict is FAIL
+    assert reason.startswith(f"{secure}: TLS: ")
 
 
 async def test_an_address_that_does_not_answer_in_time_fails(measured: Measured) -> None:

@@ -164,3 +164,21 @@ def rules(**changes: object) -> Rules:
 
 def gate(**changes: object) -> GateRule:
     return GateRule(**changes)  # type: ignore[arg-type]
+
+
+THREE = (("a",), ("b", "c"))
+
+
+def ready(world: World, *names: str) -> None:
+    """Bring nodes that have been started to the end of their attempt."""
+    world.warm(*names)
+    for name in names:
+        while world.row(name).hook is not None:
+            world.end_hook(name)
+
+
+def gated(*gates: GateRule, **changes: object) -> World:
+    """Return a rollout whose first node is warm, and looked at."""
+    world = World(rules(gates=gates or (gate(),), **changes), THREE)
+    world.warm("a")
+    return world

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from console.errors import HistoryError
 from console.fleet import Fleet
 from console.watch.leases import Leases
 from console.watch.machine import Limits, Told
@@ -20,8 +21,8 @@ from db.rollout_store import RolloutStore
 from db.watch_store import WatchStore
 from remote_agent.protocol.messages import ResidentChanged, RunStartParams, RunState, Tier
 from tests.console.fake_host import FakeHost, eventually
+from tests.console.fleet_world import RECIPES, World
 from tests.console.happenings import ACTOR
-from tests.console.test_fleet import RECIPES, World
 from tests.db.test_rollouts import NODES as ROLLOUT_NODES
 from tests.db.test_rollouts import UID, rollout_row, turn
 
@@ -248,3 +249,17 @@ async def test_while_leases_can_not_be_renewed_nothing_is_loaded(tmp_path: Path)
         assert await leases.in_the_way("a") == ""
         now_s = 11.0
         assert "can't be kept up" in await leases.in_the_way("a")
+
+
+async def test_a_lease_that_another_took_before_the_watch_began_is_not_loaded_on(tmp_path: Path) -> None:
+    """The first look at a node asks whose it is: since it was taken, a long start may have outlasted the lease."""
+    path = open_history(tmp_path / "history.db").path
+    async with World(tmp_path).fleet() as fleet:
+        with contextlib.ExitStack() as stack:
+            stores = [WatchStore(path, holder, ("llama", "standby"), ("ada", "desk")) for holder in ("one", "two")]
+            for store in stores:
+                stack.callback(store.close)
+            stores[1].take(["a"])
+            leases = Leases(stores[0], fleet.history, ["a"])
+            with pytest.raises(HistoryError, match=r"a is watched for llama by ada@desk \(two\) now"):
+                await leases.in_the_way("a")

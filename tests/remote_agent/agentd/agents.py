@@ -24,6 +24,7 @@ from remote_agent.protocol.messages import (
     Failure,
     HelloResult,
     ModelSource,
+    Probe,
     Recipe,
     RunFinished,
     RunRecord,
@@ -241,3 +242,13 @@ def parts_sum_to_wall(run: RunRecord) -> bool:
     assert run.wall_ns is not None
     assert run.unattributed_ns is not None
     return sum(stage.attributed_ns or 0 for stage in run.stages) + run.unattributed_ns == run.wall_ns
+
+
+def pid_of(client: Watcher, name: str) -> int | None:
+    """Return the pid of the first process whose name starts so."""
+    processes = client.status().processes
+    return next((pid for known, pid in processes.items() if known.startswith(name) and pid), None)
+
+
+def probe(client: Watcher) -> Probe:
+    return client.call("probe", Empty(), Probe)

@@ -1,0 +1,116 @@
+"""Whom an agent lets in: its directory, its socket, and one agent for each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remote_agent.agentd.launch import connect
+from remote_agent.agentd.paths import StateDir, make_private, open_private
+from remote_agent.errors import StateDirError
+from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, Agent
+
+
+def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    """A socket directory wider than 0700 is never used, neither by the agent nor by a client."""
+    state = StateDir(tmp_path / "state")
+    state.prepare()
+    state.run.chmod(0o750)
+
+    with pytest.raises(StateDirError, match="mode 0750"):
+        connect(state)
+    refused = subprocess.run(
+        [sys.executable, "-m", "remote_agent", "agentd", "--foreground", "--state-dir", str(state.root)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert refused.returncode == 1
+    assert "mode 0750 lets others in" in refused.stderr
+
+
+def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    """A symbolic link can't redirect the socket."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    with pytest.raises(StateDirError, match="not a usable directory"):
+        open_private(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can own files as others")
+def test_a_directory_of_someone_else_is_refused(tmp_path: Path) -> None:
+    """Not even root uses a directory that another user owns."""
+    make_private(tmp_path / "theirs")
+    os.chown(tmp_path / "theirs", 12345, 12345)
+
+    with pytest.raises(StateDirError, match="belongs to user id 12345"):
+        open_private(tmp_path / "theirs")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_of_another_user_is_not_served(agent: Agent) -> None:
+    """Credentials are checked at the socket, even when the directory lets someone through."""
+    directory = os.open(agent.state.run, os.O_RDONLY)
+    agent.state.run.chmod(0o755)
+    (agent.state.run / "control.sock").chmod(0o777)
+    stranger = os.fork()
+    if stranger == 0:
+        os._exit(0 if is_turned_away(directory) else 1)
+    os.close(directory)
+    _, status = os.waitpid(stranger, 0)
+    agent.state.run.chmod(0o700)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "a client of user id 12345 is refused" in agent.log()
+
+
+def is_turned_away(directory: int) -> bool:
+    """Return whether the agent closes a connection made as another user."""
+    try:
+        os.fchdir(directory)
+        os.setgroups([])
+        os.setresgid(12345, 12345, 12345)
+        os.setresuid(12345, 12345, 12345)
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(DEADLINE_S)
+            link.connect("control.sock")
+            return link.recv(1) == b""
+    except OSError:
+        return False
+
+
+def test_only_one_agent_serves_a_state_directory(agent: Agent) -> None:
+    """A second agent finds the lock held and says so with its own exit code."""
+    second = subprocess.run(
+        [sys.executable, "-m", "remote_agent", "agentd", "--foreground", "--state-dir", str(agent.state.root)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+
+    assert second.returncode == 3
+    assert "another agent holds" in second.stderr
+
+
+def test_a_state_directory_may_have_a_very_long_path(tmp_path: Path, make_agent: Callable[..., Agent]) -> None:
+    """Socket addresses have 108 bytes; a state directory has no such limit."""
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    agent = Agent(folder, heartbeat_s=0.1)
+    try:
+        agent.start()
+        with agent.client() as client:
+            assert client.greeting.pid == agent.pid
+    finally:
+        agent.close()
