@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 from rich.text import Text
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.command import CommandPalette
 from textual.drivers.linux_driver import LinuxDriver
 from textual.screen import Screen
 from textual.widgets import Input
@@ -40,6 +39,7 @@ from console.screens.rollout_port import ReadOnlyRollouts, RolloutsPort
 from console.state import unfinished_runs
 from console.terminal import Leaving, driver_for
 from console.widgets.glyphs import ASCII, UNICODE
+from console.widgets.lists import Palette
 from console.widgets.paint import Moment
 
 logger = logging.getLogger(__name__)
@@ -278,10 +278,10 @@ class GlowplugApp(App[int]):
             self.say("copied")
 
     def action_command_palette(self) -> None:
-        self.push_screen(CommandPalette(placeholder="Search for commands and nodes"))
+        self.push_screen(Palette(placeholder="Search for commands and nodes"))
 
     def search_themes(self) -> None:
-        self.push_screen(CommandPalette(providers=[ThemeCommands], placeholder="Search for themes"))
+        self.push_screen(Palette(providers=[ThemeCommands], placeholder="Search for themes"))
 
     def _theme_changed(self, name: str) -> None:
         if not preferences_file.save_theme(self._preferences, name):

@@ -16,6 +16,7 @@ from textual.widgets.option_list import Option
 from console.actions import Scope
 from console.screens.base import FOCUS_BINDINGS, Common
 from console.screens.prompt import AnswerInput
+from console.widgets.lists import ChoiceList
 
 REASON_LENGTH = 200
 _BINDINGS: list[BindingType] = [*FOCUS_BINDINGS, ("escape", "close", "Close")]
@@ -46,7 +47,7 @@ class ChoiceScreen(TextDialog):
         text = self.glyphs.text
         with Vertical(classes="dialog choice"):
             yield Label(Content(text(self._question)), classes="question")
-            yield OptionList(*(Option(Content(text(line))) for _, line in self._choices))
+            yield ChoiceList(*(Option(Content(text(line))) for _, line in self._choices))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(self._choices[event.option_index][0])

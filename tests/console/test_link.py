@@ -134,7 +134,7 @@ async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
 
 async def test_whoever_gives_up_on_a_silent_host_is_told_how_far_it_came(tmp_path: Path) -> None:
     """The link has more patience than a verb; until it gives up its state says that the host is there."""
-    async with linked(node("never a mark"), tmp_path) as (_, kept):
+    async with linked(stub_node("never a mark"), tmp_path) as (_, kept):
         await soon(lambda: kept.state.reason is not None, "a word on it")
 
     reached = next(state for state in kept.states if state.reason is not None)
