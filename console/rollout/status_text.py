@@ -9,6 +9,7 @@ from typing import Any
 from console.clean import clean, clean_record
 from console.format import NS_PER_S, counted, date_text, short_uid
 from console.rollout.advance import waiting_for
+from console.rollout.endings import may_go_on
 from console.rollout.gates import describe_count
 from console.rollout.saved import read_settings, read_state
 from console.rollout.states import RolloutState
@@ -44,6 +45,7 @@ def status_lines(record: RolloutRecord, now_ns: int) -> Iterator[str]:
         attempt = f", attempt {node.attempt}" if node.attempt else ""
         reason = f": {why}" if why else ""
         yield f"  {node.name:{width}}  batch {node.batch + 1}  {node.state.value}{attempt}{out}{reason}"
+        yield from (f"  {'':{width}}  {text}" for text in may_go_on(state, node))
     yield from (f"  {text}" for text in _gate_lines(record, state))
     yield from (f"  waits for {text}" for text in waiting_for(state))
     told = [(entry, text) for entry in record.timeline if (text := line(entry))]
@@ -69,6 +71,7 @@ def status_document(record: RolloutRecord, now_ns: int) -> dict[str, Any]:
                 "reason": node.skip_reason or node.reason,
                 "attempt": node.attempt,
                 "out_of_traffic": node.is_out,
+                "may_go_on": [{"attempt": one.attempt, "reason": one.reason} for one in node.endings if one.reason],
             }
             for node in state.nodes
         ],

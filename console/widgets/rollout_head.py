@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from console.format import clock_text, counted, duration_text
+from console.rollout.endings import may_go_on
 from console.rollout.states import BackOut, GateCount, NodeState, Phase, Verdict
 from console.rollout.view import Look, RolloutView
 from console.widgets.paint import Line, Moment, Piece, choose, cleaned, spread, width_of
@@ -229,7 +230,9 @@ def node_lines(name: str | None, verbs: frozenset[str], scene: Scene, width: int
     first = spread(left, end if fits else [], width, moment.glyphs)
     reason = row.skip_reason or row.reason
     role = "failed" if row.state is NodeState.FAILED else "muted"
-    return [first, *(((f"   {part}", role),) for part in wrap(reason, max(10, width - 4), REASON_LINES))]
+    said = [(reason, role), *((text, "unknown") for text in may_go_on(scene.view.state, row))]
+    room = max(10, width - 4)
+    return [first, *(((f"   {part}", role),) for text, role in said for part in wrap(text, room, REASON_LINES))]
 
 
 def timeline_lines(view: RolloutView, moment: Moment) -> Iterator[Line]:

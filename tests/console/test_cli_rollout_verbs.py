@@ -94,9 +94,25 @@ def test_status_as_json_has_all_of_it(desk: Desk, capsys: pytest.CaptureFixture[
     assert content["waiting_for"] == ["a: draining"]
     assert content["nodes"][0] == {
         "node": "a", "batch": 1, "state": "draining", "reason": "", "attempt": 1, "out_of_traffic": True,
+        "may_go_on": [],
     }  # fmt: skip
     assert [(one["kind"], one["what"], one["data"]) for one in content["timeline"]] == [("event", "Begin", {})]
     assert [one["rollout_uid"] for one in document(capsys, "status")["rollouts"]] == [desk.uid]
+
+
+def test_a_run_that_may_go_on_stands_under_its_node(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until its node has said that it has ended; also once the rollout is over."""
+    why = "no answer within 10 s"
+    happened(desk, e.Begin(), e.Skip("a", "bad disk"), e.StopEnded("a", 1, False, why))
+    assert (
+        f"     the run of attempt 1 may go on there: {why}; it is asked again"
+        in said(capsys, "status", NAME).splitlines()
+    )
+    happened(desk, e.Abort(), e.StopEnded("a", 1, False, why), e.BackedOut("a", True))
+
+    assert desk.state().phase is Phase.ABORTED
+    assert f"     the run of attempt 1 may go on there: {why}" in said(capsys, "status", NAME).splitlines()
+    assert document(capsys, "status", NAME)["nodes"][0]["may_go_on"] == [{"attempt": 1, "reason": why}]
 
 
 def test_hostile_text_of_a_host_is_cleaned_on_its_way_out(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +158,7 @@ def test_what_can_not_be_meant_is_exit_2(
 
 def test_a_rollout_that_is_over_takes_no_verb(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     """It stays as it is."""
-    happened(desk, e.Begin(), e.Abort("wrong model"), e.BackedOut("a", True))
+    happened(desk, e.Begin(), e.Abort("wrong model"), e.StopEnded("a", 1, True), e.BackedOut("a", True))
 
     for verb in (("pause", NAME), ("resume", NAME), ("retry", NAME, "a"), ("abort", NAME)):
         assert said(capsys, *verb, code=2) == "glowplug: rollout pre-warm is over: aborted: wrong model\n"

@@ -230,7 +230,7 @@ async def test_an_attempt_that_was_to_be_ended_is_ended_by_the_next_controller(m
     async with running(desk.controller(again, "next")):
         await eventually(lambda: len(again.done) == 2)
 
-    assert again.done == [e.StopNode("a", 1), e.ReadNode("b", 1)]
+    assert set(again.done) == {e.StopNode("a", 1), e.ReadNode("b", 1)}
     await effects.let_go(e.StopNode)
     with pytest.raises(LeaseLostError):
         await gone
