@@ -270,8 +270,8 @@ class Carrier:
             answer = await _in_thread(partial(rollouts.command, history, ident))
             if answer is not None and answer.answer is not None:
                 return bool(answer.is_done), answer.answer
-            record = await _in_thread(partial(rollouts.read, history, uid, after_entry=2**62))
-            is_gone = record is None or lease_of(record.row, time.time_ns()) is None
+            row = await _in_thread(partial(rollouts.find, history, uid))
+            is_gone = row is None or lease_of(row, time.time_ns()) is None
             if (is_gone or time.monotonic() > late_s) and await _in_thread(lambda: store.withdraw(ident)):
                 what = "has ended" if is_gone else f"did not answer within {ANSWER_S:g} s"
                 raise GlowplugError(f"its controller {what}; nothing was done, say it again")

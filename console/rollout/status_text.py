@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from console.clean import clean, clean_record
@@ -14,11 +14,23 @@ from console.rollout.gates import describe_count
 from console.rollout.saved import read_settings, read_state
 from console.rollout.states import RolloutState
 from console.rollout.words import line
-from db.rollout_records import RolloutRecord, RolloutRow
+from db.rollout_records import RolloutRecord, RolloutRow, TimelineRow
 from db.rollout_store import lease_of
 from remote_agent.protocol.codec import encode
 
 TIMELINE_LINES = 20
+
+
+def enough_lines() -> Callable[[TimelineRow], bool]:
+    """Return what tells a reader, from the newest entry backwards, that `status_lines` shows no more than it has."""
+    told = 0
+
+    def is_enough(entry: TimelineRow) -> bool:
+        nonlocal told
+        told += line(entry) is not None
+        return told == TIMELINE_LINES
+
+    return is_enough
 
 
 def one_line(row: RolloutRow, now_ns: int) -> str:

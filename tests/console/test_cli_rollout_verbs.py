@@ -17,8 +17,9 @@ from console.rollout import events as e
 from console.rollout.machine import step
 from console.rollout.saved import entry, node_rows, read_state, state_json
 from console.rollout.states import NodeState, Phase
+from console.rollout.words import line
 from db.errors import UnavailableError
-from db.rollout_records import Turn
+from db.rollout_records import TimelineRow, Turn
 from db.rollout_store import RolloutStore
 from tests.console.rollout.fakes import NAME, Desk, FakeEffects
 from tests.console.rollout.world import rules
@@ -83,6 +84,25 @@ def test_status_shows_nodes_what_is_waited_for_and_the_timeline(desk: Desk, caps
     ]
     assert [line[19:] for line in shown[6:]] == ["begun", "a: warming", "a: failed: no memory"]
     assert said(capsys, "status", desk.uid[:6]).splitlines() == shown
+
+
+def test_status_reads_no_more_of_a_long_timeline_than_it_shows(
+    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries that say nothing of their own are passed over, however many they are."""
+    read: list[TimelineRow] = []
+
+    def noted(entry: TimelineRow) -> str | None:
+        read.append(entry)
+        return line(entry)
+
+    happened(desk, e.Begin(), *(e.Tick(float(now)) for now in range(1, 40)))
+    happened(desk, *(e.AvailabilityChanged("b", number % 2 == 0) for number in range(21)), *(e.Tick(400.0),) * 9)
+    monkeypatch.setattr("console.rollout.status_text.line", noted)
+    shown = said(capsys, "status", NAME).splitlines()
+
+    assert len({entry.entry_id for entry in read}) == 9 + 20
+    assert [text[19:] for text in shown[-20:]] == ["b: can be reached again", "b: out of reach"] * 10
 
 
 def test_status_as_json_has_all_of_it(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
