@@ -14,6 +14,7 @@ from console.errors import HistoryError
 from console.format import short_uid
 from console.leases import holder_name
 from console.rollout.beginning import create
+from console.rollout.commands import verb_to_go_on
 from console.rollout.controller import Controller
 from console.rollout.effects import FleetEffects, until_reached_or_not
 from console.rollout.plan import Plan
@@ -106,15 +107,19 @@ class Foreground:
         """Return what to say where this was interrupted."""
         if self._controller is None:
             return f"interrupted; nothing was done for rollout {self._name}"
-        state = self._controller.state
-        if state.phase.is_over:
-            return f"interrupted; rollout {self._name} is {state.phase.value}"
-        going = [row.name for row in state.nodes if row.state in (NodeState.WARMING, NodeState.UNKNOWN)]
-        runs = f"; what runs on {', '.join(going)} goes on there" if going else ""
-        return (
-            f"interrupted; rollout {self._name} is {state.phase.value}{runs}. To go on, or to end it:\n"
-            f"  glowplug rollout resume {self._name}\n  glowplug rollout abort {self._name}"
-        )
+        return interrupted_text(self._name, self._controller.state)
+
+
+def interrupted_text(name: str, state: RolloutState) -> str:
+    """Return where an interrupted rollout stands, and the verbs that do something about it."""
+    if state.phase.is_over:
+        return f"interrupted; rollout {name} is {state.phase.value}"
+    going = [row.name for row in state.nodes if row.state in (NodeState.WARMING, NodeState.UNKNOWN)]
+    runs = f"; what runs on {', '.join(going)} goes on there" if going else ""
+    verb = verb_to_go_on(state.phase)
+    to_do = "To bring that to its end" if verb == "abort" else "To go on, or to end it"
+    lines = "".join(f"\n  glowplug rollout {one} {name}" for one in dict.fromkeys((verb, "abort")))
+    return f"interrupted; rollout {name} is {state.phase.value}{runs}. {to_do}:{lines}"
 
 
 def exit_code(state: RolloutState) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from console.clean import clean, clean_record
 from console.format import NS_PER_S, counted, date_text, short_uid
 from console.rollout.advance import waiting_for
+from console.rollout.commands import verb_to_go_on
 from console.rollout.endings import may_go_on
 from console.rollout.gates import describe_count
 from console.rollout.saved import read_settings, read_state
@@ -49,7 +50,7 @@ def status_lines(record: RolloutRecord, now_ns: int) -> Iterator[str]:
     batches = 1 + max((node.batch for node in state.nodes), default=0)
     yield f"  batch {state.batch + 1} of {batches}, {counted(state.failures, 'failure')} of {state.rules.max_failures}"
     if not state.phase.is_over:
-        yield f"  {_controller_line(row, now_ns)}"
+        yield f"  {_controller_line(row, state, now_ns)}"
     width = max(len(node.name) for node in state.nodes)
     for node in state.nodes:
         why = node.skip_reason or node.reason
@@ -128,10 +129,10 @@ def _controller_note(row: RolloutRow, now_ns: int) -> str:
     return "" if row.finished_ns is not None or _lease(row, now_ns) else "  (nobody carries it out)"
 
 
-def _controller_line(row: RolloutRow, now_ns: int) -> str:
+def _controller_line(row: RolloutRow, state: RolloutState, now_ns: int) -> str:
     lease = _lease(row, now_ns)
     if lease is None:
-        return f"nobody carries it out: glowplug rollout resume {row.name}"
+        return f"nobody carries it out: glowplug rollout {verb_to_go_on(state.phase)} {row.name}"
     return f"carried out by {lease[0]}"
 
 

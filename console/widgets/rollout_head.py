@@ -97,6 +97,8 @@ def _waits(view: RolloutView, moment: Moment) -> tuple[str, str, list[str]]:
 
     if state.phase.is_over:
         return state.reason or state.phase.value, "text", keys(("start", "starts one"), ("list", "shows others"))
+    if view.holder is None and state.phase is Phase.ABORTING:
+        return f"stands still; aborting: {state.reason}", "failed", keys(("abort", "goes on with that in this console"))
     if view.holder is None:
         why = f"; {state.phase.value}: {state.reason}" if state.reason else ""
         return f"stands still{why}", "failed", keys(("resume", "goes on in this console"), ("abort", "aborts"))

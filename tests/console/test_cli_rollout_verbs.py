@@ -7,16 +7,18 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from console.cli import run
+from console.cli.rollout_foreground import interrupted_text
 from console.rollout import events as e
 from console.rollout.machine import step
 from console.rollout.saved import entry, node_rows, read_state, state_json
-from console.rollout.states import NodeState, Phase
+from console.rollout.states import NodeState, Phase, begin
 from console.rollout.words import line
 from db.errors import UnavailableError
 from db.rollout_records import TimelineRow, Turn
@@ -75,7 +77,7 @@ def test_status_shows_nodes_what_is_waited_for_and_the_timeline(desk: Desk, caps
     assert shown[:8] == [
         f"rollout pre-warm ({desk.uid[:8]}), recipe llama: aborting: 1 failed, max_failures 1: a",
         "  batch 1 of 2, 1 failure of 1",
-        "  nobody carries it out: glowplug rollout resume pre-warm",
+        "  nobody carries it out: glowplug rollout abort pre-warm",
         "  a  batch 1  failed, attempt 1, out of traffic: no memory",
         "  b  batch 2  pending",
         "  waits for a: back into its traffic",
@@ -267,4 +269,29 @@ def test_a_lease_that_can_not_be_given_back_changes_nothing_about_the_outcome(
     monkeypatch.setattr(RolloutStore, "give_back", locked)
 
     assert "aborted" in said(capsys, "abort", NAME)
+    assert desk.state().phase is Phase.ABORTED
+
+
+def test_an_interrupted_rollout_names_the_verbs_that_bring_it_on() -> None:
+    """An abort that is under way only goes on: resume would be refused."""
+    state = begin(rules(), (("a",), ("b",)))
+    warming = replace(state, phase=Phase.PAUSED, nodes=(replace(state.nodes[0], state=NodeState.WARMING),))
+    resume, abort = (f"\n  glowplug rollout {verb} pre-warm" for verb in ("resume", "abort"))
+
+    assert interrupted_text(NAME, warming) == (
+        f"interrupted; rollout pre-warm is paused; what runs on a goes on there. To go on, or to end it:{resume}{abort}"
+    )
+    assert interrupted_text(NAME, replace(state, phase=Phase.ABORTING)) == (
+        f"interrupted; rollout pre-warm is aborting. To bring that to its end:{abort}"
+    )
+    assert interrupted_text(NAME, replace(state, phase=Phase.DONE)) == "interrupted; rollout pre-warm is done"
+
+
+def test_an_abort_that_its_console_left_behind_is_brought_to_its_end_by_another(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the verb that the message names."""
+    happened(desk, e.Begin(), e.Abort("wrong model"), e.StopEnded("a", 1, True))
+
+    assert "aborted: wrong model" in said(capsys, "abort", NAME)
     assert desk.state().phase is Phase.ABORTED

@@ -76,9 +76,11 @@ def test_one_line_says_how_it_stands() -> None:
         ),
         (view(scenes.state(NODES[2:3], Phase.ABORTING, reason="by anna", analysis=None)),
          "by anna; gpu-eu-03: back into its traffic"),
+        (view(scenes.state(phase=Phase.ABORTING, reason="by anna", analysis=None), None),
+         "stands still; aborting: by anna x goes on with that in this console"),
         (view(scenes.state(phase=Phase.DONE, reason="7 ready")), "7 ready n starts one · o shows others"),
     ],
-    ids=["running", "pause", "nobody", "failed gate", "inconclusive", "unread", "aborting", "done"],
+    ids=["running", "pause", "nobody", "failed gate", "inconclusive", "unread", "aborting", "aborting, nobody", "done"],
 )  # fmt: skip
 def test_why_it_waits_and_which_key_goes_on(made: RolloutView, words: str) -> None:
     """In each situation in which an operator is needed, and in those in which not."""
