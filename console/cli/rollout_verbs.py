@@ -11,24 +11,20 @@ import click
 import db.errors
 from console.clean import clean
 from console.cli.ahead import Done, run_ahead
-from console.cli.common import Context, current_actor, emit, json_option, say
+from console.cli.common import Context, emit, json_option
 from console.cli.rollout_foreground import Foreground, exit_code, opened_store
 from console.config import Config
-from console.errors import GlowplugError, HistoryError, UsageError
-from console.rollout.idle import WITHOUT_CONTROLLER, apply_idle
+from console.errors import HistoryError, UsageError
 from console.rollout.plan import Plan
+from console.rollout.reaching import Answer, over
 from console.rollout.states import RolloutState
 from console.rollout.status_text import enough_lines, one_line, row_document, status_document, status_lines
 from console.schedules import Schedule
 from db import rollouts
 from db.queries import History
 from db.rollout_records import RolloutRecord, RolloutRow, TimelineRow
-from db.rollout_store import RolloutStore, lease_of
 
 T = TypeVar("T")
-
-POLL_S = 0.1
-ANSWER_S = 60.0
 
 name_argument = click.argument("name")
 
@@ -183,39 +179,16 @@ def _ask(context: Context, name: str, verb: str, arguments: Mapping[str, object]
     context.start_log()
     row = _row(context, name)
     if row.finished_ns is not None:
-        raise UsageError(f"rollout {row.name} is over: {row.phase}{': ' if row.reason else ''}{row.reason}")
-    actor = current_actor()
+        raise over(row)
     with opened_store(context) as store:
-        ident = store.ask(row.rollout_uid, (actor.user, actor.host), verb, arguments)
-        if ident is not None:
-            return _told(context, row, verb, _until_answered(context, store, row, ident), as_json)
-        if verb in WITHOUT_CONTROLLER:
-            answer = apply_idle(store, row.rollout_uid, verb, arguments, f"{actor.user}@{actor.host}")
-            if answer is not None:
-                return _told(context, row, verb, answer, as_json)
-        say(f"nobody carries out rollout {row.name}: this does from here on")
-        state = Foreground(context, store).take_over(row, verb, arguments)
-    code = _ended(context, row.rollout_uid, state, as_json)
+        came_to = Foreground(context, store).ask(row, verb, arguments)
+    if not isinstance(came_to, RolloutState):
+        return _told(context, row, verb, came_to, as_json)
+    code = _ended(context, row.rollout_uid, came_to, as_json)
     return 0 if verb == "abort" and code == 4 else code
 
 
-def _until_answered(context: Context, store: RolloutStore, row: RolloutRow, ident: int) -> tuple[bool, str]:
-    """Wait for the controller's answer. Raises: GlowplugError once it is not to be expected any more."""
-    late_s = time.monotonic() + ANSWER_S
-    with History(context.locations.history_file) as history:
-        while True:
-            answer = rollouts.command(history, ident)
-            if answer is not None and answer.answer is not None:
-                return bool(answer.is_done), answer.answer
-            now = rollouts.find(history, row.rollout_uid)
-            is_gone = now is None or lease_of(now, time.time_ns()) is None
-            if (is_gone or time.monotonic() > late_s) and store.withdraw(ident):
-                what = "has ended" if is_gone else f"did not answer within {ANSWER_S:g} s"
-                raise GlowplugError(f"the controller of rollout {row.name} {what}; nothing was done, say it again")
-            time.sleep(POLL_S)
-
-
-def _told(context: Context, row: RolloutRow, verb: str, answer: tuple[bool, str], as_json: bool) -> int:
+def _told(context: Context, row: RolloutRow, verb: str, answer: Answer, as_json: bool) -> int:
     done, text = answer
     if as_json:
         emit({**row_document(_row(context, row.rollout_uid)), "verb": verb, "done": done, "answer": text})

@@ -295,3 +295,14 @@ def test_an_abort_that_its_console_left_behind_is_brought_to_its_end_by_another(
 
     assert "aborted: wrong model" in said(capsys, "abort", NAME)
     assert desk.state().phase is Phase.ABORTED
+
+
+def test_a_rollout_with_nodes_that_are_not_in_the_fleet_is_not_taken_over(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stays free for whoever has them."""
+    (tmp_path / "fleet.toml").write_text(CONFIG.replace("[nodes.b]\n", ""))
+    text = said(capsys, "resume", NAME, code=2)
+
+    assert text.splitlines()[-1] == "glowplug: rollout pre-warm has node b, which this fleet has not"
+    assert desk.read().row.lease is None
