@@ -11,7 +11,7 @@ from console.cli.common import Context, current_actor, run_async, say
 from console.config import Config
 from console.errors import HistoryError
 from console.format import short_uid
-from console.leases import holder_name
+from console.leases import holder_name, may_live
 from console.rollout.beginning import create
 from console.rollout.commands import verb_to_go_on
 from console.rollout.controller import Controller
@@ -33,7 +33,7 @@ def opened_store(context: Context) -> Iterator[RolloutStore]:
     """Open the history for rollouts, made and brought up to date where needed. Raises: HistoryError, inside too."""
     try:
         path = open_history(context.locations.history_file).path
-        with contextlib.closing(RolloutStore(path, holder_name())) as store:
+        with contextlib.closing(RolloutStore(path, holder_name(), may_live=may_live)) as store:
             yield store
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error

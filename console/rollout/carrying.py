@@ -19,7 +19,7 @@ import db.errors
 from console.config import Config
 from console.errors import GlowplugError
 from console.fleet import Fleet
-from console.leases import holder_name
+from console.leases import holder_name, may_live
 from console.rollout.beginning import create, planned
 from console.rollout.controller import Controller
 from console.rollout.effects import Effects, FleetEffects, until_reached_or_not
@@ -251,7 +251,7 @@ class Carrier:
             if self._store is None:
 
                 def opened() -> RolloutStore:
-                    return RolloutStore(open_history(self._history_file).path, self._holder)
+                    return RolloutStore(open_history(self._history_file).path, self._holder, may_live=may_live)
 
                 self._store = await in_thread(opened)
             return self._store
