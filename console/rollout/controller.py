@@ -152,6 +152,7 @@ class Controller:
             pass
 
     async def _go_on(self, listens: bool = True) -> None:
+        """Take in what has happened; with ``listens`` clock, links and operators as well, which begin what is new."""
         while self._inbox:
             await self._take(self._inbox.popleft())
         if self._clock() - self._looked_s < self._tick_s:
