@@ -215,7 +215,7 @@ def test_a_failed_gate_that_makes_too_many_failures_aborts_and_backs_out() -> No
     world.sample(Verdict.FAIL)
 
     assert world.state.phase is Phase.ABORTING
-    assert world.state.reason.startswith("gate 1 of analysis 1 is failed (0 passed, 2 failed, 0 inconclusive)")
+    assert world.state.reason.startswith("gate 1 failed: as told (0 passed, 2 failed, 0 inconclusive)")
     assert world.last == (e.BackOutNode("a", 1),)
     world.do(e.BackedOut("a", True))
     assert world.state.phase is Phase.ABORTED
@@ -227,7 +227,7 @@ def test_a_failed_gate_pauses_and_backs_out_where_more_nodes_may_fail() -> None:
     world = gated(max_failures=2, max_unavailable=2, retries=3)
     world.sample(Verdict.FAIL)
     assert world.state.phase is Phase.PAUSED
-    assert world.state.reason.startswith("gate 1 of analysis 1 is failed")
+    assert world.state.reason.startswith("gate 1 failed")
     assert world.last == (e.Paused(world.state.reason), e.BackOutNode("a", 1))
     assert world.row("a").state is NodeState.FAILED
     world.do(e.BackedOut("a", True), e.Retry("a"))
@@ -334,7 +334,7 @@ def test_an_inconclusive_gate_is_not_promoted_by_itself() -> None:
 
     assert world.row("a").state is NodeState.VERIFYING
     assert not world.wanted(e.RunHook)
-    assert "gate 1 of analysis 1 is inconclusive" in world.state.reason
+    assert "gate 1 is inconclusive" in world.state.reason
 
 
 def test_a_promoted_rollout_is_not_stuck() -> None:
