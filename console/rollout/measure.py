@@ -59,22 +59,23 @@ def judge_figure(measure: str, figure: Figure) -> Sampled:
 def run_figure(gate: Gate, run: RunRecord, baseline: Baseline | None) -> Figure:
     """Return what a run took, and may take by the gate."""
     measure = gate.measure or ""
-    return _figure(gate, _of_run(measure, run), f"the run has no {measure}", _of_baseline(measure, baseline))
+    median_ns = _of_baseline(measure, baseline)
+    return _figure(gate, _of_run(measure, run), f"the run has no {measure}", median_ns, run.tier_from)
 
 
-def request_figure(gate: Gate, value_ns: int | None, baseline: Baseline | None) -> Figure:
-    """Return what one request to a warm model took. Its like in history is the runs' own first request."""
+def request_figure(gate: Gate, value_ns: int | None, baseline: Baseline | None, tier: Tier) -> Figure:
+    """Return what one request to a warm model took. Its like in history is the first request of runs from ``tier``."""
     median_ns = baseline.stages_ns.get("first_request") if baseline is not None else None
-    return _figure(gate, value_ns, f"the request has no {gate.measure}", median_ns)
+    return _figure(gate, value_ns, f"the request has no {gate.measure}", median_ns, tier)
 
 
-def _figure(gate: Gate, value_ns: int | None, missing: str, median_ns: int | None) -> Figure:
+def _figure(gate: Gate, value_ns: int | None, missing: str, median_ns: int | None, tier: Tier) -> Figure:
     if value_ns is None:
         return Figure(None, None, missing)
     if gate.limit_s is not None:
         return Figure(value_ns, round(gate.limit_s * NS_PER_S))
     if median_ns is None:
-        return Figure(value_ns, None, f"history has no {gate.measure} to compare with")
+        return Figure(value_ns, None, f"history has no {gate.measure} of a run from {tier.value} to compare with")
     return Figure(value_ns, round((gate.factor or 0.0) * median_ns))
 
 

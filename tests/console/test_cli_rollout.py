@@ -150,6 +150,23 @@ def test_three_nodes_with_gates_hooks_and_history(desk: Desk, capsys: pytest.Cap
     )
 
 
+def test_a_gate_on_the_median_is_said_to_have_none_before_it_is_looked_at(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch whose nodes have a history each has no such note, nor has a gate with a limit of its own."""
+    gates = '{ measure = "total", factor = 1.5 }, { measure = "init", limit_s = 9 }'
+    desk.write(THREE, f'selector = "all"\nserial = [1, 2]\ngates = [{gates}]\n')
+    desk.remember("gpu-1", 4_000)
+    desk.remember("gpu-2", 4_000)
+
+    assert [line.strip() for line in printed(capsys).splitlines() if line.startswith("  gate")] == [
+        "gate 1: total at most 1.5× the node's median",
+        "gate 2: init at most 9 s",
+        "gate 1: total at most 1.5× the node's median (inconclusive for 1 node of no history)",
+        "gate 2: init at most 9 s",
+    ]
+
+
 def test_three_nodes_as_json(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     """The same figures, in seconds; null where nothing is known."""
     desk.write(THREE, GATED)

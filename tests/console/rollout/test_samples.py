@@ -102,7 +102,7 @@ async def test_a_factor_is_of_the_nodes_own_earlier_runs(measured: Measured) -> 
     await measured.warm(uid="run-00000002")
     second = await measured.whole(warm=(Warm("n1", "run-00000002"),), measure="total", factor=1.5)
 
-    assert first == (INCONCLUSIVE, "n1: history has no total to compare with")
+    assert first == (INCONCLUSIVE, "n1: history has no total of a run from cold to compare with")
     assert second == Sampled(PASS, "", {"n1": {"verdict": "pass", "value_ns": 100, "limit_ns": 150}})
 
 
@@ -166,7 +166,7 @@ async def test_a_request_that_verify_sends_is_measured(measured: Measured, answe
     assert missing == (INCONCLUSIVE, "n1: the request has no first_output")
     assert await measured.sample(False, measure="total", limit_s=1) == (INCONCLUSIVE, "n1: no such method")
     compared = await measured.sample(False, measure="total", factor=2.0)
-    assert compared == (INCONCLUSIVE, "n1: history has no total to compare with")
+    assert compared == (INCONCLUSIVE, "n1: history has no total of a run from cold to compare with")
     assert all((one.model, one.count, one.recipe) == ("llama", 1, measured.recipe) for one in answers.asked)
 
 
