@@ -288,3 +288,23 @@ async def test_in_read_only_mode_it_is_shown_and_no_key_acts(tmp_path: Path) -> 
         for work in (app.rollouts.ask(UID, "pause", {}), app.rollouts.start(None)):  # type: ignore[arg-type]
             with pytest.raises(Exception, match="read-only"):
                 await work
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+async def test_a_long_plan_leaves_the_note_and_the_buttons_in_view(size: tuple[int, int]) -> None:
+    """What is asked of many lines scrolls; whether to do it, and what that means, does not."""
+    async with opened(FakeRollouts([view()]), size) as (app, pilot):
+        lines = [((f"line {number}", "text"),) for number in range(60)]
+        app.push_screen(
+            ConfirmScreen("Start?", lines, "Start it", note=f"{'It is said here. ' * 6}Quitting pauses it.")
+        )
+        await settle(app, pilot)
+
+        for text in ("Start?", "line 0", "Quitting pauses it.", "Go back", "Start it"):
+            assert text in shown(app), text
+        items = app.screen.query_one("#items")
+        assert items.can_focus
+        assert items.max_scroll_y > 0
+        await pilot.resize_terminal(120, 90)
+        await see("line 59", app, pilot)
+        assert not items.can_focus
