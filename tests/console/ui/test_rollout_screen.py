@@ -29,6 +29,8 @@ from tests.console.ui.driving import lines_of, press, running, see, settle, show
 from tests.console.ui.fake_rollouts import FakeRollouts
 from tests.console.ui.rollout_scenes import ELSEWHERE, NODES, UID, view
 
+OTHER_UID = "5eed0000000040008000000000000002"
+
 
 @contextlib.asynccontextmanager
 async def opened(
@@ -73,6 +75,22 @@ async def test_the_timeline_follows_its_end_until_it_is_scrolled() -> None:
         screen_of(app).read()
         await settle(app, pilot)
         assert timeline.scroll_offset.y == 3
+
+
+async def test_the_end_of_a_timeline_is_in_view_when_it_outgrows_it_at_once() -> None:
+    """Nothing else has to happen for that: what came last may be how the rollout ended."""
+    one = scenes.told("event", "NodeReached", "n1", state="warming")
+    rollouts = FakeRollouts([view(timeline=(one,) * 5)])
+    async with opened(rollouts) as (app, pilot):
+        timeline = screen_of(app)._timeline
+        assert timeline.max_scroll_y == 0
+        other = view(timeline=(one,) * 60)
+        rollouts.views = [replace(other, row=replace(other.row, rollout_uid=OTHER_UID))]
+        screen_of(app).show_rollout(OTHER_UID)
+        await settle(app, pilot)
+
+        assert timeline.max_scroll_y > 0
+        assert timeline.is_vertical_scroll_end
 
 
 async def test_300_nodes_are_read_at_every_size() -> None:
