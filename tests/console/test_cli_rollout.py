@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from console.cli import run
+from console.cli.rollout import command
 from console.config import load
 from db.database import connect, open_history
 from db.store import store_batch
@@ -297,3 +298,14 @@ def test_config_check_counts_rollouts(desk: Desk, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"{desk.config}: 1 node, 1 recipe, 1 rollout, no mistake\n"
     assert run(["config", "check", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rollouts"] == ["pre-warm"]
+
+
+def test_help_has_each_verb_of_a_rollout_once_and_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order in which they are needed; no line is cut off."""
+    assert run(["rollout", "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Verbs (")[2].splitlines()[1:]
+    verbs = [line.split()[0] for line in listed]
+
+    assert verbs[:3] == ["plan", "start", "status"]
+    assert sorted(verbs) == sorted(command.commands)
+    assert not [line for line in listed if "..." in line]
