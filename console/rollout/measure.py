@@ -18,11 +18,12 @@ _HELD = (Tier.HOST, Tier.RESIDENT, Tier.ARMED, Tier.PARKED, Tier.STANDBY)
 
 @dataclass(frozen=True)
 class Sampled:
-    """One sample of a gate. ``values``: by node, what was measured, for the timeline."""
+    """One sample of a gate. ``values``: by node, what was measured, for the timeline; ``share``: of its limit."""
 
     verdict: Verdict
     reason: str = ""
     values: Mapping[str, object] = field(default_factory=dict)
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,25 @@ class Figure:
 
 
 def together(samples: Mapping[str, Sampled]) -> Sampled:
-    """Return one verdict over nodes: fail if one fails, else inconclusive if one is, with that node's reason."""
+    """Return one verdict over nodes: fail if one fails, else inconclusive if one is, with that node's reason.
+
+    A pass has the figure of the node that came nearest to its limit.
+    """
     values = {name: {"verdict": one.verdict.value, **one.values} for name, one in samples.items()}
     for worst in (Verdict.FAIL, Verdict.INCONCLUSIVE):
         of = [f"{name}: {one.reason}" for name, one in samples.items() if one.verdict is worst]
         if of:
             more = f" (and {len(of) - 1} more)" if len(of) > 1 else ""
             return Sampled(worst, of[0] + more, values)
-    return Sampled(Verdict.PASS, "", values)
+    return Sampled(Verdict.PASS, _nearest_to_limit(samples), values)
+
+
+def _nearest_to_limit(samples: Mapping[str, Sampled]) -> str:
+    figures = [(one.share, name, one.reason) for name, one in samples.items() if one.reason]
+    if not figures:
+        return ""
+    _, name, figure = max(figures)
+    return f"{name}: {figure}"
 
 
 def judge_figure(measure: str, figure: Figure) -> Sampled:
@@ -51,7 +63,8 @@ def judge_figure(measure: str, figure: Figure) -> Sampled:
         return Sampled(Verdict.INCONCLUSIVE, figure.missing)
     values = {"value_ns": figure.value_ns, "limit_ns": figure.limit_ns}
     if figure.value_ns <= figure.limit_ns:
-        return Sampled(Verdict.PASS, "", values)
+        text = f"{duration_text(figure.value_ns)}, within {duration_text(figure.limit_ns)}"
+        return Sampled(Verdict.PASS, text, values, figure.value_ns / max(1, figure.limit_ns))
     text = f"{measure} {duration_text(figure.value_ns)}, over {duration_text(figure.limit_ns)}"
     return Sampled(Verdict.FAIL, text, values)
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from console.format import duration_text
 from db.rollout_records import Entry, TimelineRow
 
 Data = Mapping[str, Any]
@@ -37,22 +36,7 @@ def _hook_ended(data: Data) -> str:
 
 
 def _sampled(data: Data) -> str:
-    text = f"gate {int(data.get('gate', 0)) + 1}, sample: {data.get('verdict')}"
-    return f"{text}{_nearest_to_limit(data)}" if data.get("verdict") == "pass" else _with_reason(text, data)
-
-
-def _nearest_to_limit(data: Data) -> str:
-    """Say the figure with which a sample passed, of the node that came nearest to its limit."""
-    nodes = data.get("nodes")
-    figures = [
-        (value["value_ns"] / value["limit_ns"], name, value)
-        for name, value in (nodes.items() if isinstance(nodes, dict) else ())
-        if isinstance(value, dict) and value.get("limit_ns") and value.get("value_ns") is not None
-    ]
-    if not figures:
-        return ""
-    _, name, value = max(figures, key=lambda figure: figure[:2])
-    return f": {name}: {duration_text(value['value_ns'])}, within {duration_text(value['limit_ns'])}"
+    return _with_reason(f"gate {int(data.get('gate', 0)) + 1}, sample: {data.get('verdict')}", data)
 
 
 _WORDS: dict[tuple[str, str], Callable[[Data], str]] = {

@@ -41,24 +41,6 @@ def test_the_timeline_is_told_in_lines_with_what_they_mean() -> None:
     assert tones["gpu-eu-01: before_shift then warm"] == "step"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "text"),
-    [
-        ({}, "gate 1, sample: pass"),
-        ({"output": ["ok"]}, "gate 1, sample: pass"),
-        (
-            {"a": {"value_ns": 90 * MS, "limit_ns": 100 * MS}, "b": {"value_ns": 95 * MS, "limit_ns": 900 * MS}},
-            "gate 1, sample: pass: a: 90 ms, within 0.10 s",
-        ),
-    ],
-)
-def test_a_sample_that_passed_is_told_with_the_figure_nearest_to_its_limit(nodes: dict[str, object], text: str) -> None:
-    """A command's or an address's sample has none."""
-    sample = told("event", "GateSampled", analysis=1, gate=0, verdict="pass", nodes=nodes)
-
-    assert view(timeline=(sample,)).told[-1].text == text
-
-
 def test_what_is_read_later_is_added_and_the_rest_stays() -> None:
     """Lines, times of warm-ups, samples; a sample of a new analysis begins the gate's row anew."""
     first = view()
