@@ -47,6 +47,8 @@ def status_lines(record: RolloutRecord, now_ns: int) -> Iterator[str]:
     yield from (f"  {text}" for text in _gate_lines(record, state))
     yield from (f"  waits for {text}" for text in waiting_for(state))
     told = [(entry, text) for entry in record.timeline if (text := line(entry))]
+    if len(told) > TIMELINE_LINES:
+        yield f"  {counted(len(told) - TIMELINE_LINES, 'earlier line')}: glowplug rollout status {row.name} --json"
     yield from (f"  {date_text(entry.t_wall_ns)}  {text}" for entry, text in told[-TIMELINE_LINES:])
 
 

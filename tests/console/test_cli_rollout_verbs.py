@@ -85,6 +85,16 @@ def test_status_shows_nodes_what_is_waited_for_and_the_timeline(desk: Desk, caps
     assert said(capsys, "status", desk.uid[:6]).splitlines() == shown
 
 
+def test_status_says_how_many_earlier_lines_it_leaves_out(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest twenty are shown, and where the others are."""
+    tries = (e.NodeReached("a", 1, NodeState.WARMING, str(number)) for number in range(21))
+    happened(desk, e.Begin(), *tries)
+    shown = said(capsys, "status", NAME).splitlines()
+
+    at = shown.index("  2 earlier lines: glowplug rollout status pre-warm --json")
+    assert [line[19:] for line in shown[at + 1 :]] == [f"a: warming: {number}" for number in range(1, 21)]
+
+
 def test_status_as_json_has_all_of_it(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     """Durations aside, what the history has."""
     happened(desk, e.Begin())
