@@ -45,12 +45,9 @@ WARM: tuple[Request, ...] = (
 )
 
 COLD: tuple[Request, ...] = tuple(
-    {"page_cache": page_cache, "limits": {"cold": [readers, 2 * readers, size * MIB]}}
-    for page_cache, cuts in (
-        ("bypass", ((16, 1), (16, 3), (16, 8), (32, 1), (32, 3), (64, 1))),
-        ("keep", ((16, 3), (32, 1), (32, 3), (64, 1))),
-    )
-    for readers, size in cuts
+    {"page_cache": page_cache, "limits": {"cold": pool(readers, buffer)}}
+    for page_cache in ("bypass", "keep")
+    for readers, buffer in ((32, 8), (64, 3), (64, 8), (128, 3), (128, 8), (256, 8))
 )
 
 

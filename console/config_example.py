@@ -140,7 +140,7 @@ batches = [1]                   # for these batches alone; otherwise for all
 
 [[rollout.gates]]
 measure = "weights"
-factor = 1.5                    # at most so many times the node's own median
+factor = 1.5                    # at most so many times the median of the node's runs from the same tier
 
 [[rollout.gates]]
 tier = "standby"                # reached, or a warmer one

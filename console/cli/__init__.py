@@ -12,7 +12,7 @@ from console.provenance import find_strangers
 def run(argv: Sequence[str]) -> int:
     """Carry out one command line and return its exit code; nothing is raised.
 
-    0 done · 1 a run failed · 2 usage or configuration · 3 a node unreachable · 4 aborted · 130 interrupted
+    0 done · 1 a run or gate failed · 2 usage or configuration · 3 a node unreachable · 4 aborted · 130 interrupted
     """
     try:
         with prepared():

@@ -105,7 +105,7 @@ def glowplug(
 
     Without a verb, opens the console on the configured fleet.
 
-    Exit codes: 0 done, 1 a run failed, 2 usage or configuration, 3 a node
+    Exit codes: 0 done, 1 a run or gate failed, 2 usage or configuration, 3 a node
     unreachable, 4 aborted, 130 interrupted.
     """
     context.obj = Context(locations(os.environ, config, history, log), os.environ)

@@ -14,8 +14,31 @@ from console.rollout.beginning import planned
 from console.rollout.plan import Plan
 from console.rollout.plan_text import plan_document, plan_lines
 
+_SHORT = {
+    "plan": "Show what it would do, batch by batch; no node is asked.",
+    "start": "Carry it out in this terminal, to its end.",
+    "status": "Show its nodes, gates, timeline and what it waits for.",
+    "pause": "Begin nothing more; what is under way goes on.",
+    "resume": "Go on, here if nobody carries it out.",
+    "promote": "Go on past a pause, an inconclusive gate, a failed node.",
+    "retry": "Try a node once more.",
+    "skip": "Leave a node out, saying why.",
+    "abort": "End it; what was taken out of traffic is brought back.",
+}
 
-@click.group("rollout")
+
+class _Verbs(click.Group):
+    """Lists its verbs in the order in which they are needed, each in words that fit a line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_SHORT)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs (glowplug rollout VERB --help says more)"):
+            formatter.write_dl(list(_SHORT.items()))
+
+
+@click.group("rollout", cls=_Verbs)
 def command() -> None:
     """Bring a recipe to many nodes batch by batch, as a [[rollout]] of fleet.toml says."""
 

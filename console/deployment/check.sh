@@ -40,6 +40,15 @@ place() {
     [ -w "$near" ] && [ -x "$near" ] && tell "$1.writable" yes
 }
 
+# Whether systemd ends what this account runs once it has logged out, and the agent is no service of its own there.
+ends_at_logout() {
+    [ "$(id -u)" != 0 ] || return # logind leaves root's alone
+    case $(busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager \
+        KillUserProcesses) in *true*) ;; *) return ;; esac
+    [ -e "/var/lib/systemd/linger/$(id -un)" ] && systemctl --user -q is-enabled glowplug-agent.service && return
+    tell ends_at_logout yes
+}
+
 # Other Pythons of this host, asked only where the node's own is not what it should be.
 candidates() {
     for python in "$HOME"/*/bin/python3 "$HOME"/.*/bin/python3 /opt/*/bin/python3 /usr/local/bin/python3* \
@@ -58,6 +67,7 @@ look() {
     tell link "$link"
     place target "${link%/*}"
     place state "$state"
+    ends_at_logout
     [ -f "${link%/*}/versions/previous.pyz" ] && tell previous "${link%/*}/versions/previous.pyz"
     if [ -r /proc/driver/nvidia/version ]; then
         read -r driver </proc/driver/nvidia/version

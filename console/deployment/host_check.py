@@ -47,6 +47,7 @@ class HostFacts:
 
     ``link``: where consoles find the agent. ``python_said``: what a Python answered that does not fit.
     ``candidates``: other Pythons there, path to whether torch is in it. ``previous``: where the former version lies.
+    ``ends_at_logout``: the host ends what an account has started when it logs out.
     """
 
     system: str
@@ -67,6 +68,7 @@ class HostFacts:
     driver: str | None
     has_gpu: bool
     previous: str | None
+    ends_at_logout: bool
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ def read_facts(lines: Mapping[str, str], candidates: tuple[str, ...]) -> HostFac
         driver=found.get("driver"),
         has_gpu="gpu" in found,
         previous=found.get("previous"),
+        ends_at_logout="ends_at_logout" in found,
     )
 
 
@@ -161,6 +164,9 @@ def _of_system(facts: HostFacts) -> Iterator[Problem]:
     if facts.machine not in ("x86_64", "aarch64"):
         text = f"the host is a {facts.machine or '?'}"
         yield Problem("warning", "machine", text, "torch for GPUs is there for x86_64 and aarch64")
+    if facts.ends_at_logout:
+        text = "systemd ends the agent there, with all that is warm, when its user logs out (KillUserProcesses=yes)"
+        yield Problem("warning", "logout", text, "run it as a user service, with linger: deploy/glowplug-agent.service")
 
 
 def _of_home(facts: HostFacts) -> Iterator[Problem]:

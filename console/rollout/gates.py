@@ -45,10 +45,10 @@ def begin_analysis(
 
 
 def describe(analysis: Analysis, verdict: Verdict) -> str:
-    """Say which gate of an analysis has that verdict, and why."""
+    """Say which gate of an analysis has that verdict, and why; the why stands before what may be cut off."""
     gate = next(one for one in analysis.gates if one.verdict is verdict)
     why = f": {gate.reason}" if gate.reason else ""
-    return f"gate {gate.gate + 1} of analysis {analysis.number} is {_WORDS[verdict]} ({describe_count(gate)}){why}"
+    return f"gate {gate.gate + 1} {_WORDS[verdict]}{why} ({describe_count(gate)})"
 
 
 def describe_count(gate: GateCount) -> str:
@@ -56,4 +56,4 @@ def describe_count(gate: GateCount) -> str:
     return f"{gate.passed} passed, {gate.failed} failed, {gate.inconclusive} inconclusive"
 
 
-_WORDS = {Verdict.PASS: "passed", Verdict.FAIL: "failed", Verdict.INCONCLUSIVE: "inconclusive"}
+_WORDS = {Verdict.PASS: "passed", Verdict.FAIL: "failed", Verdict.INCONCLUSIVE: "is inconclusive"}

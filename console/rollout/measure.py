@@ -18,11 +18,12 @@ _HELD = (Tier.HOST, Tier.RESIDENT, Tier.ARMED, Tier.PARKED, Tier.STANDBY)
 
 @dataclass(frozen=True)
 class Sampled:
-    """One sample of a gate. ``values``: by node, what was measured, for the timeline."""
+    """One sample of a gate. ``values``: by node, what was measured, for the timeline; ``share``: of its limit."""
 
     verdict: Verdict
     reason: str = ""
     values: Mapping[str, object] = field(default_factory=dict)
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,25 @@ class Figure:
 
 
 def together(samples: Mapping[str, Sampled]) -> Sampled:
-    """Return one verdict over nodes: fail if one fails, else inconclusive if one is, with that node's reason."""
+    """Return one verdict over nodes: fail if one fails, else inconclusive if one is, with that node's reason.
+
+    A pass has the figure of the node that came nearest to its limit.
+    """
     values = {name: {"verdict": one.verdict.value, **one.values} for name, one in samples.items()}
     for worst in (Verdict.FAIL, Verdict.INCONCLUSIVE):
         of = [f"{name}: {one.reason}" for name, one in samples.items() if one.verdict is worst]
         if of:
             more = f" (and {len(of) - 1} more)" if len(of) > 1 else ""
             return Sampled(worst, of[0] + more, values)
-    return Sampled(Verdict.PASS, "", values)
+    return Sampled(Verdict.PASS, _nearest_to_limit(samples), values)
+
+
+def _nearest_to_limit(samples: Mapping[str, Sampled]) -> str:
+    figures = [(one.share, name, one.reason) for name, one in samples.items() if one.reason]
+    if not figures:
+        return ""
+    _, name, figure = max(figures)
+    return f"{name}: {figure}"
 
 
 def judge_figure(measure: str, figure: Figure) -> Sampled:
@@ -51,7 +63,8 @@ def judge_figure(measure: str, figure: Figure) -> Sampled:
         return Sampled(Verdict.INCONCLUSIVE, figure.missing)
     values = {"value_ns": figure.value_ns, "limit_ns": figure.limit_ns}
     if figure.value_ns <= figure.limit_ns:
-        return Sampled(Verdict.PASS, "", values)
+        text = f"{duration_text(figure.value_ns)}, within {duration_text(figure.limit_ns)}"
+        return Sampled(Verdict.PASS, text, values, figure.value_ns / max(1, figure.limit_ns))
     text = f"{measure} {duration_text(figure.value_ns)}, over {duration_text(figure.limit_ns)}"
     return Sampled(Verdict.FAIL, text, values)
 
@@ -59,22 +72,23 @@ def judge_figure(measure: str, figure: Figure) -> Sampled:
 def run_figure(gate: Gate, run: RunRecord, baseline: Baseline | None) -> Figure:
     """Return what a run took, and may take by the gate."""
     measure = gate.measure or ""
-    return _figure(gate, _of_run(measure, run), f"the run has no {measure}", _of_baseline(measure, baseline))
+    median_ns = _of_baseline(measure, baseline)
+    return _figure(gate, _of_run(measure, run), f"the run has no {measure}", median_ns, run.tier_from)
 
 
-def request_figure(gate: Gate, value_ns: int | None, baseline: Baseline | None) -> Figure:
-    """Return what one request to a warm model took. Its like in history is the runs' own first request."""
+def request_figure(gate: Gate, value_ns: int | None, baseline: Baseline | None, tier: Tier) -> Figure:
+    """Return what one request to a warm model took. Its like in history is the first request of runs from ``tier``."""
     median_ns = baseline.stages_ns.get("first_request") if baseline is not None else None
-    return _figure(gate, value_ns, f"the request has no {gate.measure}", median_ns)
+    return _figure(gate, value_ns, f"the request has no {gate.measure}", median_ns, tier)
 
 
-def _figure(gate: Gate, value_ns: int | None, missing: str, median_ns: int | None) -> Figure:
+def _figure(gate: Gate, value_ns: int | None, missing: str, median_ns: int | None, tier: Tier) -> Figure:
     if value_ns is None:
         return Figure(None, None, missing)
     if gate.limit_s is not None:
         return Figure(value_ns, round(gate.limit_s * NS_PER_S))
     if median_ns is None:
-        return Figure(value_ns, None, f"history has no {gate.measure} to compare with")
+        return Figure(value_ns, None, f"history has no {gate.measure} of a run from {tier.value} to compare with")
     return Figure(value_ns, round((gate.factor or 0.0) * median_ns))
 
 

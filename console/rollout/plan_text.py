@@ -43,7 +43,9 @@ def _batch_lines(batch: PlannedBatch, rollout: Rollout, width: int) -> Iterator[
     for node in batch.nodes:
         yield f"  {node.name:{width}}  from {node.tier.value:8}  {_node_expected(node)}"
     for number, gate in batch.gates.items():
-        yield f"  gate {number}: {gate}"
+        unknown = batch.without_history if gate.factor is not None else 0
+        note = f" (inconclusive for {counted(unknown, 'node')} of no history)" if unknown else ""
+        yield f"  gate {number}: {gate}{note}"
     yield f"  steps: {' → '.join(_steps(batch, rollout))}"
     if batch.pauses_after:
         yield "  then it waits for the operator"

@@ -60,7 +60,7 @@ async def _of_node(fleet: Fleet, gate: Gate, recipe: Recipe, warm: Warm, is_firs
             measure = gate.measure or ""
             if is_first or measure not in BY_REQUEST:
                 return judge_figure(measure, run_figure(gate, run, baseline))
-            return await _by_request(fleet, gate, recipe, warm.node, baseline)
+            return await _by_request(fleet, gate, recipe, warm.node, baseline, run.tier_from)
     except TimeoutError:
         return Sampled(Verdict.INCONCLUSIVE, f"not measured within {gate.timeout_s:g} s")
     except (GlowplugError, db.errors.HistoryError) as error:
@@ -79,14 +79,16 @@ async def _baseline(fleet: Fleet, node: str, run: RunRecord) -> Baseline | None:
     )
 
 
-async def _by_request(fleet: Fleet, gate: Gate, recipe: Recipe, node: str, baseline: Baseline | None) -> Sampled:
+async def _by_request(
+    fleet: Fleet, gate: Gate, recipe: Recipe, node: str, baseline: Baseline | None, tier: Tier
+) -> Sampled:
     """Have the node send one real request to what is warm there: through its port, where the recipe serves."""
     timeout_s = min(gate.timeout_s, VERIFY_MOST_S)
     sample = (await fleet.verify(node, recipe.name, recipe=recipe, timeout_s=timeout_s)).samples[0]
     if sample.error is not None:
         return Sampled(Verdict.FAIL, f"the request failed: {sample.error}")
     value_ns = sample.total_ns if gate.measure == "total" else sample.first_output_ns
-    return judge_figure(gate.measure or "", request_figure(gate, value_ns, baseline))
+    return judge_figure(gate.measure or "", request_figure(gate, value_ns, baseline, tier))
 
 
 async def _by_command(gate: Gate, environ: Mapping[str, str]) -> Sampled:

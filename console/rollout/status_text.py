@@ -23,13 +23,13 @@ TIMELINE_LINES = 20
 
 
 def enough_lines() -> Callable[[TimelineRow], bool]:
-    """Return what tells a reader, from the newest entry backwards, that `status_lines` shows no more than it has."""
+    """Return what tells a reader, from the newest entry backwards, that `status_lines` needs no more than it has."""
     told = 0
 
     def is_enough(entry: TimelineRow) -> bool:
         nonlocal told
         told += line(entry) is not None
-        return told == TIMELINE_LINES
+        return told > TIMELINE_LINES
 
     return is_enough
 
@@ -62,6 +62,8 @@ def status_lines(record: RolloutRecord, now_ns: int) -> Iterator[str]:
     yield from (f"  {text}" for text in _gate_lines(record, state))
     yield from (f"  waits for {text}" for text in waiting_for(state))
     told = [(entry, text) for entry in record.timeline if (text := line(entry))]
+    if len(told) > TIMELINE_LINES:
+        yield f"  earlier lines: glowplug rollout status {row.name} --json"
     yield from (f"  {date_text(entry.t_wall_ns)}  {text}" for entry, text in told[-TIMELINE_LINES:])
 
 

@@ -17,6 +17,9 @@ from console.widgets.key_bar import KeyBar
 from console.widgets.line_view import LineView
 from console.widgets.paint import Line
 
+DIALOG_SHARE = 0.92
+"""Of the height over the keys, as themes/screens.tcss has it."""
+
 
 class ConfirmScreen(ConsoleDialog):
     """Returns True only for an explicit yes."""
@@ -53,10 +56,22 @@ class ConfirmScreen(ConsoleDialog):
         yield KeyBar(self.glyphs)
 
     def on_mount(self) -> None:
-        items = self.query_one("#items", LineView)
-        items.show(self._items)
-        items.styles.height = min(len(self._items), max(1, self.app.size.height - 9))
-        items.can_focus = len(self._items) > self.app.size.height - 9
+        self.query_one("#items", LineView).show(self._items)
+
+        self.call_after_refresh(self._fit_items)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fit_items)
+
+    def _fit_items(self) -> None:
+        """Give the items what the question, the note and the buttons leave; those stay in view at any number."""
+        items, dialog = self.query_one("#items", LineView), self.query_one(".dialog")
+        others = (one for one in dialog.children if one is not items)
+        taken = sum(one.outer_size.height + one.styles.margin.height for one in others)
+        around = self.size.height - self.query_one(KeyBar).outer_size.height
+        room = int(around * DIALOG_SHARE) - dialog.gutter.height - taken
+        items.styles.height = max(1, min(len(self._items), room))
+        items.can_focus = len(self._items) > room
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "yes")

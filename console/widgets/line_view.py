@@ -65,7 +65,7 @@ class LineView(ScrollView):
 
     def _follow(self) -> None:
         if self._follows and self._is_at_end:
-            self.scroll_end(animate=False, immediate=True, x_axis=False)
+            self.scroll_end(animate=False, immediate=True, x_axis=False, force=True)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)

@@ -139,7 +139,7 @@ def _ready(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
 
 
 def _failed(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
-    return [[(f"failed: {row.reason}" if row.reason else "failed", "failed")]]
+    return [[(row.reason or "failed", "failed")]]
 
 
 def _skipped(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:

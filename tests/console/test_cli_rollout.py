@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from console.cli import run
+from console.cli.rollout import command
 from console.config import load
 from db.database import connect, open_history
 from db.store import store_batch
@@ -148,6 +149,23 @@ def test_three_nodes_with_gates_hooks_and_history(desk: Desk, capsys: pytest.Cap
         "  steps: before_shift → warm → gates → shift\n"
         "in all: expected 8.50 s, without 1 node of no history; hooks, pauses and retries come on top\n"
     )
+
+
+def test_a_gate_on_the_median_is_said_to_have_none_before_it_is_looked_at(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch whose nodes have a history each has no such note, nor has a gate with a limit of its own."""
+    gates = '{ measure = "total", factor = 1.5 }, { measure = "init", limit_s = 9 }'
+    desk.write(THREE, f'selector = "all"\nserial = [1, 2]\ngates = [{gates}]\n')
+    desk.remember("gpu-1", 4_000)
+    desk.remember("gpu-2", 4_000)
+
+    assert [line.strip() for line in printed(capsys).splitlines() if line.startswith("  gate")] == [
+        "gate 1: total at most 1.5× the node's median",
+        "gate 2: init at most 9 s",
+        "gate 1: total at most 1.5× the node's median (inconclusive for 1 node of no history)",
+        "gate 2: init at most 9 s",
+    ]
 
 
 def test_three_nodes_as_json(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,3 +356,14 @@ def test_config_check_counts_rollouts(desk: Desk, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"{desk.config}: 1 node, 1 recipe, 1 rollout, no mistake\n"
     assert run(["config", "check", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rollouts"] == ["pre-warm"]
+
+
+def test_help_has_each_verb_of_a_rollout_once_and_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order in which they are needed; no line is cut off."""
+    assert run(["rollout", "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Verbs (")[2].splitlines()[1:]
+    verbs = [line.split()[0] for line in listed]
+
+    assert verbs[:3] == ["plan", "start", "status"]
+    assert sorted(verbs) == sorted(command.commands)
+    assert not [line for line in listed if "..." in line]

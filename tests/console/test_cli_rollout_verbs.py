@@ -91,7 +91,7 @@ def test_status_shows_nodes_what_is_waited_for_and_the_timeline(desk: Desk, caps
 def test_status_reads_no_more_of_a_long_timeline_than_it_shows(
     desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entries that say nothing of their own are passed over, however many they are."""
+    """One line more tells that there are others; entries without a line are passed over, however many they are."""
     read: list[TimelineRow] = []
 
     def noted(entry: TimelineRow) -> str | None:
@@ -103,8 +103,22 @@ def test_status_reads_no_more_of_a_long_timeline_than_it_shows(
     monkeypatch.setattr("console.rollout.status_text.line", noted)
     shown = said(capsys, "status", NAME).splitlines()
 
-    assert len({entry.entry_id for entry in read}) == 9 + 20
+    assert len({entry.entry_id for entry in read}) == 9 + 21
     assert [text[19:] for text in shown[-20:]] == ["b: can be reached again", "b: out of reach"] * 10
+
+
+def test_status_says_where_the_earlier_lines_are_that_it_leaves_out(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest twenty are shown; a timeline of so many has no others."""
+    tries = [e.NodeReached("a", 1, NodeState.WARMING, str(number)) for number in range(20)]
+    where = "  earlier lines: glowplug rollout status pre-warm --json"
+    happened(desk, e.Begin(), *tries[:19])
+    assert where not in said(capsys, "status", NAME)
+    happened(desk, tries[19])
+    shown = said(capsys, "status", NAME).splitlines()
+
+    assert [line[19:] for line in shown[shown.index(where) + 1 :]] == [f"a: warming: {number}" for number in range(20)]
 
 
 def test_status_as_json_has_all_of_it(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,11 @@ CASES = {
         lines(machine="riscv64"),
         "warning: the host is a riscv64; torch for GPUs is there for x86_64 and aarch64",
     ),
+    "ended at logout": (
+        lines(ends_at_logout="yes"),
+        "warning: systemd ends the agent there, with all that is warm, when its user logs out (KillUserProcesses=yes); "
+        "run it as a user service, with linger: deploy/glowplug-agent.service",
+    ),
 }
 
 
@@ -170,3 +176,39 @@ def test_nothing_of_a_configuration_is_read_by_the_shell() -> None:
     for script in (begin_script(node, "token"), check_script(node, "token")):
         said = subprocess.run(["sh", "-s"], input=script, capture_output=True, text=True, check=True).stdout
         assert '<a\'b "$(id)" `id` *><-c>' in said
+
+
+@pytest.mark.parametrize(
+    ("kills", "user", "is_service", "ends"),
+    [
+        ("true", 1000, False, True),
+        ("false", 1000, False, False),
+        ("true", 0, False, False),
+        ("true", 1000, True, False),
+        (None, 1000, False, False),
+    ],
+)
+def test_an_account_whose_processes_end_at_logout_is_told(
+    kills: str | None, user: int, is_service: bool, ends: bool, tmp_path: Path
+) -> None:
+    """As logind is set up, but for root, for an enabled service that lingers, and where there is no logind."""
+    linger = tmp_path / "linger"
+    answers = {
+        "id": f'[ "$1" = -u ] && echo {user} || echo ann',
+        "systemctl": f"exit {int(not is_service)}",
+        "busctl": "exit 1" if kills is None else f"echo b {kills}",
+    }
+    if is_service:
+        linger.mkdir()
+        (linger / "ann").touch()
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    script = check_script(Node("gpu-1", python=("true",)), "token").replace("/var/lib/systemd/linger", str(linger))
+    said = subprocess.run(
+        ["sh"], input=script, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}, capture_output=True,
+        text=True, check=True,
+    ).stdout  # fmt: skip
+
+    assert "token end=yes" in said
+    assert ("token ends_at_logout=yes" in said) is ends

@@ -19,6 +19,7 @@ _VARIES = (
     (re.compile(r"\b[\w.-]+@[\w.-]+"), "WHO"),
     (re.compile(r"\b[0-9a-f]{8}\b"), "UID"),
     (re.compile(r"\b\d+(\.\d+)? ?(ns|µs|ms|s|min|h)\b"), "TIME"),
+    (re.compile(r"\b(cold|cached)(?= →)"), "FILES"),  # the kernel may have let go of a file's pages
     (re.compile(r"\s+"), " "),
 )
 """What differs from one time to the next; in a page's lines it stands as it once was."""

@@ -53,7 +53,7 @@ def test_a_canary_fails_its_gate_is_fixed_and_comes_through_over_three_controlle
         return lease_of(record.row, time.time_ns()) is None
 
     started = Console(*places, "rollout", "start", NAME)
-    started.until_said("paused: gate 2 of analysis 1 is failed")
+    started.until_said("paused: gate 2 failed")
     started.until_said("demo-1: backed out")
     assert document(*places, "rollout", "resume", NAME, "--json")[0] == 1
     started.signal(signal.SIGINT)

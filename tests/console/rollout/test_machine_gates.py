@@ -31,7 +31,7 @@ def test_a_failed_gate_that_makes_too_many_failures_aborts_and_backs_out() -> No
     world.sample(Verdict.FAIL)
 
     assert world.state.phase is Phase.ABORTING
-    assert world.state.reason.startswith("gate 1 of analysis 1 is failed (0 passed, 2 failed, 0 inconclusive)")
+    assert world.state.reason.startswith("gate 1 failed: as told (0 passed, 2 failed, 0 inconclusive)")
     assert world.last == (e.BackOutNode("a", 1),)
     world.do(e.BackedOut("a", True))
     assert world.state.phase is Phase.ABORTED
@@ -43,7 +43,7 @@ def test_a_failed_gate_pauses_and_backs_out_where_more_nodes_may_fail() -> None:
     world = gated(max_failures=2, max_unavailable=2, retries=3)
     world.sample(Verdict.FAIL)
     assert world.state.phase is Phase.PAUSED
-    assert world.state.reason.startswith("gate 1 of analysis 1 is failed")
+    assert world.state.reason.startswith("gate 1 failed")
     assert world.last == (e.Paused(world.state.reason), e.BackOutNode("a", 1))
     assert world.row("a").state is NodeState.FAILED
     world.do(e.BackedOut("a", True), e.Retry("a"))

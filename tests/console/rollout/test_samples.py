@@ -13,7 +13,7 @@ import pytest
 
 from console.errors import RequestRefused
 from console.fleet import Fleet
-from console.rollout.measure import Sampled
+from console.rollout.measure import Figure, Sampled, judge_figure, together
 from console.rollout.samples import Warm, sample_gate
 from console.rollout.settings import Gate
 from console.rollout.states import Verdict
@@ -82,10 +82,19 @@ async def test_a_runs_figure_passes_at_its_limit_and_fails_over_it(measured: Mea
     """Total, first output and any stage; the reason has both numbers."""
     await measured.warm()
 
-    assert await measured.sample(measure="total", limit_s=1e-7) == (PASS, "")
-    assert await measured.sample(measure="first_output", limit_s=1.0) == (PASS, "")
-    assert await measured.sample(measure="weights", limit_s=6e-8) == (PASS, "")
+    assert await measured.sample(measure="total", limit_s=1e-7) == (PASS, "n1: 0.0 ms, within 0.0 ms")
+    assert await measured.sample(measure="first_output", limit_s=1.0) == (PASS, "n1: 0.0 ms, within 1.00 s")
+    assert await measured.sample(measure="weights", limit_s=6e-8) == (PASS, "n1: 0.0 ms, within 0.0 ms")
     assert await measured.sample(measure="total", limit_s=1e-9) == (FAIL, "n1: total 0.0 ms, over 0.0 ms")
+
+
+def test_a_pass_of_several_nodes_says_the_figure_nearest_to_its_limit() -> None:
+    """Each node may have a limit of its own; what passed without a figure says nothing."""
+    a = judge_figure("total", Figure(90_000_000, 95_000_000))
+    b = judge_figure("total", Figure(400_000_000, 900_000_000))
+
+    assert together({"a": a, "b": b, "c": Sampled(PASS)}).reason == "a: 90 ms, within 95 ms"
+    assert together({"c": Sampled(PASS)}).reason == ""
 
 
 async def test_what_the_run_does_not_have_is_inconclusive(measured: Measured) -> None:
@@ -102,8 +111,10 @@ async def test_a_factor_is_of_the_nodes_own_earlier_runs(measured: Measured) -> 
     await measured.warm(uid="run-00000002")
     second = await measured.whole(warm=(Warm("n1", "run-00000002"),), measure="total", factor=1.5)
 
-    assert first == (INCONCLUSIVE, "n1: history has no total to compare with")
-    assert second == Sampled(PASS, "", {"n1": {"verdict": "pass", "value_ns": 100, "limit_ns": 150}})
+    assert first == (INCONCLUSIVE, "n1: history has no total of a run from cold to compare with")
+    assert second == Sampled(
+        PASS, "n1: 0.0 ms, within 0.0 ms", {"n1": {"verdict": "pass", "value_ns": 100, "limit_ns": 150}}
+    )
 
 
 async def test_of_several_nodes_one_that_fails_fails_the_sample(measured: Measured) -> None:
@@ -149,7 +160,7 @@ async def test_later_samples_are_real_requests_but_of_a_stage(measured: Measured
     """Of a stage there is none: it is what it was."""
     await measured.warm()
 
-    assert await measured.sample(False, measure="weights", limit_s=1.0) == (PASS, "")
+    assert await measured.sample(False, measure="weights", limit_s=1.0) == (PASS, "n1: 0.0 ms, within 1.00 s")
     assert answers.asked == []
 
 
@@ -159,14 +170,14 @@ async def test_a_request_that_verify_sends_is_measured(measured: Measured, answe
     good = VerifySample(1, 400, 900, "7")
     answers.next = [good, good, replace(good, error="out of memory"), replace(good, first_output_ns=None), None, good]
 
-    assert await measured.sample(False, measure="first_output", limit_s=5e-7) == (PASS, "")
+    assert await measured.sample(False, measure="first_output", limit_s=5e-7) == (PASS, "n1: 0.0 ms, within 0.0 ms")
     assert await measured.sample(False, measure="total", limit_s=5e-7) == (FAIL, "n1: total 0.0 ms, over 0.0 ms")
     assert await measured.sample(False, measure="total", limit_s=1) == (FAIL, "n1: the request failed: out of memory")
     missing = await measured.sample(False, measure="first_output", limit_s=1)
     assert missing == (INCONCLUSIVE, "n1: the request has no first_output")
     assert await measured.sample(False, measure="total", limit_s=1) == (INCONCLUSIVE, "n1: no such method")
     compared = await measured.sample(False, measure="total", factor=2.0)
-    assert compared == (INCONCLUSIVE, "n1: history has no total to compare with")
+    assert compared == (INCONCLUSIVE, "n1: history has no total of a run from cold to compare with")
     assert all((one.model, one.count, one.recipe) == ("llama", 1, measured.recipe) for one in answers.asked)
 
 

@@ -29,6 +29,8 @@ from tests.console.ui.driving import lines_of, press, running, see, settle, show
 from tests.console.ui.fake_rollouts import FakeRollouts
 from tests.console.ui.rollout_scenes import ELSEWHERE, NODES, UID, view
 
+OTHER_UID = "5eed0000000040008000000000000002"
+
 
 @contextlib.asynccontextmanager
 async def opened(
@@ -73,6 +75,22 @@ async def test_the_timeline_follows_its_end_until_it_is_scrolled() -> None:
         screen_of(app).read()
         await settle(app, pilot)
         assert timeline.scroll_offset.y == 3
+
+
+async def test_the_end_of_a_timeline_is_in_view_when_it_outgrows_it_at_once() -> None:
+    """Nothing else has to happen for that: what came last may be how the rollout ended."""
+    one = scenes.told("event", "NodeReached", "n1", state="warming")
+    rollouts = FakeRollouts([view(timeline=(one,) * 5)])
+    async with opened(rollouts) as (app, pilot):
+        timeline = screen_of(app)._timeline
+        assert timeline.max_scroll_y == 0
+        other = view(timeline=(one,) * 60)
+        rollouts.views = [replace(other, row=replace(other.row, rollout_uid=OTHER_UID))]
+        screen_of(app).show_rollout(OTHER_UID)
+        await settle(app, pilot)
+
+        assert timeline.max_scroll_y > 0
+        assert timeline.is_vertical_scroll_end
 
 
 async def test_300_nodes_are_read_at_every_size() -> None:
@@ -288,3 +306,23 @@ async def test_in_read_only_mode_it_is_shown_and_no_key_acts(tmp_path: Path) -> 
         for work in (app.rollouts.ask(UID, "pause", {}), app.rollouts.start(None)):  # type: ignore[arg-type]
             with pytest.raises(Exception, match="read-only"):
                 await work
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+async def test_a_long_plan_leaves_the_note_and_the_buttons_in_view(size: tuple[int, int]) -> None:
+    """What is asked of many lines scrolls; whether to do it, and what that means, does not."""
+    async with opened(FakeRollouts([view()]), size) as (app, pilot):
+        lines = [((f"line {number}", "text"),) for number in range(60)]
+        app.push_screen(
+            ConfirmScreen("Start?", lines, "Start it", note=f"{'It is said here. ' * 6}Quitting pauses it.")
+        )
+        await settle(app, pilot)
+
+        for text in ("Start?", "line 0", "Quitting pauses it.", "Go back", "Start it"):
+            assert text in shown(app), text
+        items = app.screen.query_one("#items")
+        assert items.can_focus
+        assert items.max_scroll_y > 0
+        await pilot.resize_terminal(120, 90)
+        await see("line 59", app, pilot)
+        assert not items.can_focus
