@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,14 +16,12 @@ import db.errors
 from console.config import Config
 from console.errors import HistoryError, NodeUnreachable, UsageError
 from console.launches import Launches, Unless
-from console.links import LinkFactory, real_links
-from console.locations import locations
+from console.links import LinkFactory
 from console.past import baseline, recall
 from console.recorder import Recorder
 from console.requests import ANSWER_S, Requests
 from console.session import Session
 from console.state import NodeState, RunView, elapsed_ns
-from console.transports.gate import Gate
 from db.database import OpenedHistory, open_history
 from db.queries import History
 from db.writer import Writer
@@ -42,8 +39,7 @@ class Fleet(Requests):
     """Holds a link to each node, keeps their states and the history. Create and use it on one event loop.
 
     ``nodes``: names of the nodes to follow, all by default. ``parallel``: how many runs
-    this console lets load at once. ``links`` makes the links; by default real ones with
-    this environment's keys.
+    this console lets load at once. ``links`` makes the links.
     """
 
     def __init__(
@@ -54,7 +50,7 @@ class Fleet(Requests):
         nodes: Sequence[str] | None = None,
         parallel: int = 8,
         actor: Actor,
-        links: LinkFactory | None = None,
+        links: LinkFactory,
     ) -> None:
         self.config = config
         self._history_path = history_path
@@ -85,12 +81,11 @@ class Fleet(Requests):
             raise HistoryError(str(error)) from error
         self._recorder = Recorder(self._writer, self._loop)
         self._writer.on_durable = self._on_durable
-        factory = self._links or real_links(Gate.create(locations(os.environ), os.environ))
         hashes = {name: recipe_hash(recipe) for name, recipe in self.config.recipes.items()}
         for node in self._followed:
             wanted = tuple(hashes[name] for name in node.recipes if name in hashes) or tuple(hashes.values())
             session = Session(node, self._recorder, partial(baseline, self._history), wanted, self._dirty.add)
-            session.link = factory(node, self._opened.history_uuid, self._cursor, session)
+            session.link = self._links(node, self._opened.history_uuid, self._cursor, session)
             self._sessions[node.name] = session
             self._dirty.add(node.name)
         for session in self._sessions.values():

@@ -1,18 +1,20 @@
 """Writes rollouts: a turn is stored whole before anything of it is done, and only by whoever holds the lease.
 
 The lease lies in the rollout's own row and is renewed with every turn. It can be taken by another only once it has
-expired, and whoever lost it can't store anything more, so it does nothing more.
+expired and is not renewed, and whoever lost it can't store anything more, so it does nothing more.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from db.database import explained
 from db.errors import LeaseHeldError, LeaseLostError, RolloutError
-from db.lease_store import NS_PER_S, LeaseStore
+from db.lease_store import LEASE_S, NS_PER_S, LeaseStore
 from db.rollout_records import CommandRow, Entry, Lease, RolloutNodeRow, RolloutRow, TimelineRow, Turn
 from db.rollouts import COMMAND_COLUMNS, TIMELINE_COLUMNS, command_row, find_row, rollout_row
 
@@ -26,9 +28,28 @@ _SET_NODE = (
     " reason = excluded.reason, attempt = excluded.attempt, is_out = excluded.is_out, updated_ns = excluded.updated_ns"
 )
 
+DOUBT = 0.4
+"""Holders renew a lease after a quarter of its time."""
+
 
 class RolloutStore(LeaseStore):
-    """Rollouts, each with a lease of its own."""
+    """Rollouts, each with a lease of its own.
+
+    ``may_live`` says of a holder's name whether its process may still run; ``sleep`` waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        holder: str,
+        lease_s: float = LEASE_S,
+        clock_ns: Callable[[], int] = time.time_ns,
+        may_live: Callable[[str], bool] = lambda holder: True,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(path, holder, lease_s, clock_ns)
+        self._may_live = may_live
+        self._sleep = sleep
 
     # --- whose turn it is -----------------------------------------------------
 
@@ -53,9 +74,13 @@ class RolloutStore(LeaseStore):
     def take(self, rollout_uid: str) -> RolloutRow:
         """Take the lease and return the rollout as it stands; what was asked of the one before is taken back.
 
+        One that has run out by the clock, which may have been set forward, or have gone on while this machine slept, is
+        taken only if a holder that may live does not renew it within `DOUBT` of its time.
         Raises: LeaseHeldError while another's has not expired; RolloutError for none of that uid.
         """
         self._bound(rollout_uid)
+        if self._is_in_doubt(rollout_uid):
+            self._sleep(self.lease_s * DOUBT)
         with self._transaction() as (connection, now_ns):
             row = rollout_row(_row(connection, rollout_uid))
             lease = lease_of(row, now_ns)
@@ -152,6 +177,14 @@ class RolloutStore(LeaseStore):
                 "UPDATE rollouts SET lease_expires_ns = ? WHERE rollout_uid = ? AND lease_expires_ns > ?",
                 (self._until(now_ns), rollout_uid, self._until(now_ns)),
             )
+
+    def _is_in_doubt(self, rollout_uid: str) -> bool:
+        """Whether another's lease has run out whose holder may live."""
+        with self._transaction() as (connection, now_ns):
+            lease = rollout_row(_row(connection, rollout_uid)).lease
+        if lease is None or lease.expires_ns > now_ns or lease.holder == self.holder:
+            return False
+        return self._may_live(lease.holder)
 
     def _keep(self, connection: sqlite3.Connection, rollout_uid: str, now_ns: int) -> int:
         """Renew the lease and return the rollout's number. Raises: LeaseLostError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 
 from db.errors import AmbiguousRolloutError
 from db.queries import SHORTEST_PREFIX, History, is_text
@@ -17,10 +18,20 @@ TIMELINE_COLUMNS = "entry_id, t_wall_ns, kind, what, node, attempt, intent_id, d
 COMMAND_COLUMNS = "command_id, asked_ns, actor_user, actor_host, verb, arguments_json, is_done, answer"
 
 
-def read(history: History, name: str, after_entry: int = 0) -> RolloutRecord | None:
+def find(history: History, name: str) -> RolloutRow | None:
+    """Return a rollout by itself, whatever the length of its timeline; ``name`` and errors as for `read`."""
+    with history.snapshot() as connection:
+        row = find_row(connection, name)
+        return None if row is None else rollout_row(row)
+
+
+def read(
+    history: History, name: str, after_entry: int = 0, is_enough: Callable[[TimelineRow], bool] = lambda entry: False
+) -> RolloutRecord | None:
     """Return a rollout with its nodes and its timeline after that entry; None where there is none.
 
     ``name`` is a rollout's name, of which the newest is meant, or its uid or how that begins (four characters or more).
+    ``is_enough`` is asked from the newest entry backwards: none is read before the first of which it says so.
     Raises: AmbiguousRolloutError naming those that fit; HistoryError where the file can't be read.
     """
     with history.snapshot() as connection:
@@ -31,14 +42,20 @@ def read(history: History, name: str, after_entry: int = 0) -> RolloutRecord | N
         nodes = connection.execute(
             f"SELECT {NODE_COLUMNS} FROM rollout_nodes WHERE rollout_id = ? ORDER BY ordinal", (ident,)
         )
-        entries = connection.execute(
-            f"SELECT {TIMELINE_COLUMNS} FROM rollout_timeline WHERE rollout_id = ? AND entry_id > ? ORDER BY entry_id",
+        found = connection.execute(
+            f"SELECT {TIMELINE_COLUMNS} FROM rollout_timeline WHERE rollout_id = ? AND entry_id > ?"
+            " ORDER BY entry_id DESC",
             (ident, after_entry),
         )
+        entries = []
+        for entry in found:
+            entries.append(TimelineRow(**dict(entry)))
+            if is_enough(entries[-1]):
+                break
         return RolloutRecord(
             rollout_row(row),
             tuple(RolloutNodeRow(**{**dict(node), "is_out": bool(node["is_out"])}) for node in nodes),
-            tuple(TimelineRow(**dict(entry)) for entry in entries),
+            tuple(reversed(entries)),
         )
 
 

@@ -17,11 +17,13 @@ from textual.pilot import Pilot
 from console.app import GlowplugApp
 from console.demo import RECIPE, ROLLOUT, DemoSettings, EmbeddedFleet
 from console.fleet import Fleet
+from console.links import real_links
 from console.rollout.carrying import Carrier, carrier_of
 from console.rollout.states import Phase, RolloutState
 from console.screens.rollout import RolloutScreen
 from console.screens.run import RunScreen
 from console.state import NodeState
+from console.transports.gate import Gate
 from remote_agent.protocol.messages import Actor
 
 IMAGES = Path(__file__).parent / "images"
@@ -35,8 +37,9 @@ WIDTH_PX = 1600
 async def take(demo: EmbeddedFleet) -> None:
     """Warm most nodes, let some go, start one again; write the fleet in mid-flight and that run once it is ready."""
     locations = demo.locations
-    fleet = Fleet(demo.config, locations.history_file, parallel=3, actor=Actor("operator", "workstation"))
-    rollouts = carrier_of(fleet, locations.history_file, Actor("operator", "workstation"), os.environ)
+    actor, links = Actor("operator", "workstation"), real_links(Gate.create(locations, os.environ))
+    fleet = Fleet(demo.config, locations.history_file, parallel=3, actor=actor, links=links)
+    rollouts = carrier_of(fleet, locations.history_file, actor, os.environ)
     app = GlowplugApp(fleet, rollouts, title="embedded", runs_outlive=False)
     async with app.run_test(size=FLEET_SIZE) as pilot:
         for name in fleet.nodes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,20 +11,21 @@ from console.cli.common import Context, current_actor, run_async, say
 from console.config import Config
 from console.errors import HistoryError
 from console.format import short_uid
-from console.leases import holder_name
+from console.leases import holder_name, may_live
 from console.rollout.beginning import create
+from console.rollout.commands import verb_to_go_on
 from console.rollout.controller import Controller
-from console.rollout.effects import FleetEffects, until_reached_or_not
+from console.rollout.effects import Effects, FleetEffects, until_reached_or_not
 from console.rollout.plan import Plan
-from console.rollout.saved import Settings, read_settings, read_state
+from console.rollout.reaching import Answer, Asked, give_back, in_thread, to_its_end
+from console.rollout.saved import Settings, read_state
 from console.rollout.states import NodeState, Phase, RolloutState
 from console.rollout.words import line
 from db.database import open_history
+from db.queries import History
 from db.rollout_records import Entry, RolloutRow
 from db.rollout_store import RolloutStore
 from remote_agent.protocol.messages import Recipe
-
-log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def opened_store(context: Context) -> Iterator[RolloutStore]:
     """Open the history for rollouts, made and brought up to date where needed. Raises: HistoryError, inside too."""
     try:
         path = open_history(context.locations.history_file).path
-        with contextlib.closing(RolloutStore(path, holder_name())) as store:
+        with contextlib.closing(RolloutStore(path, holder_name(), may_live=may_live)) as store:
             yield store
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error
@@ -47,6 +47,7 @@ class Foreground:
         self._store = store
         self._controller: Controller | None = None
         self._name = ""
+        self._left: str | None = None
 
     def start(self, config: Config, planned: Plan, recipe: Recipe) -> tuple[str, RolloutState]:
         """Begin a rollout and carry it out; return its uid and last state. Raises: HistoryError, Interrupted."""
@@ -61,60 +62,67 @@ class Foreground:
             await until_reached_or_not(fleet, fleet.nodes)
             effects = FleetEffects(fleet, uid, settings, self._context.program_environ)
             down = [node for node, reason in effects.down().items() if reason is not None]
-            create(self._store, uid, planned, settings, current_actor(), down)
+            row = await to_its_end(lambda: create(self._store, uid, planned, settings, current_actor(), down))
             say(f"rollout {self._name} ({short_uid(uid)})")
-            return uid, await self._carry_out(uid, effects)
+            return uid, await self._carry_out(row, effects)
 
-    def take_over(self, row: RolloutRow, verb: str, arguments: Mapping[str, object]) -> RolloutState:
-        """Go on with a rollout that nobody carries out, and ask that of it; return its last state.
+    def ask(self, row: RolloutRow, verb: str, arguments: Mapping[str, object]) -> Answer | RolloutState:
+        """Ask it of whoever carries the rollout out and return the answer; or take it over and return its last state.
 
-        Raises: HistoryError while another process carries it out; ConfigError, UsageError, Interrupted.
+        Raises: GlowplugError where no answer is to be expected; HistoryError, ConfigError, UsageError, Interrupted.
         """
-        config, settings = self._context.load_config(), read_settings(row.settings_json)
-        names = [node.name for node in read_state(row.state_json).nodes]
+        return run_async(self._ask(row, verb, arguments), self.explain)
+
+    async def _ask(self, row: RolloutRow, verb: str, arguments: Mapping[str, object]) -> Answer | RolloutState:
         self._name = row.name
+        asked = Asked(self._store, row.rollout_uid, current_actor(), verb, arguments)
+        reached = await asked.reach()
+        if isinstance(reached, int):
+            self._left = verb
+            history = await in_thread(lambda: History(self._context.locations.history_file))
+            with contextlib.closing(history):
+                return await asked.answered(history, reached)
+        return reached if reached is not None else await self._take_over(asked)
 
-        async def work() -> RolloutState:
-            async with self._context.fleet(config, names) as fleet:
-                effects = FleetEffects(fleet, row.rollout_uid, settings, self._context.program_environ)
-                actor = current_actor()
-                self._store.take(row.rollout_uid)
-                self._store.ask(row.rollout_uid, (actor.user, actor.host), verb, arguments)
-                return await self._carry_out(row.rollout_uid, effects)
+    async def _take_over(self, asked: Asked) -> RolloutState:
+        config = self._context.load_config()
+        async with contextlib.AsyncExitStack() as stack:
 
-        self._store.take(row.rollout_uid)  # before anything else: it may be another's
+            async def effects(row: RolloutRow, settings: Settings) -> Effects:
+                names = [node.name for node in read_state(row.state_json).nodes]
+                fleet = await stack.enter_async_context(self._context.fleet(config, names))
+                return FleetEffects(fleet, row.rollout_uid, settings, self._context.program_environ)
+
+            say(f"nobody carries out rollout {self._name}: this does from here on")
+            taken = await asked.take_over(config, effects)
+            return await self._carry_out(taken.row, taken.effects)
+
+    async def _carry_out(self, row: RolloutRow, effects: Effects) -> RolloutState:
         try:
-            return run_async(work(), self.explain)
-        finally:
-            self._give_back(row.rollout_uid)
-
-    async def _carry_out(self, uid: str, effects: FleetEffects) -> RolloutState:
-        try:
-            self._controller = Controller(self._store, self._store.take(uid), effects, _tell)
+            self._controller = Controller(self._store, row, effects, _tell)
             return await self._controller.run()
         finally:
-            self._give_back(uid)
-
-    def _give_back(self, uid: str) -> None:
-        """Let the next one have the lease at once; where that can't be stored it runs out, and nothing else changes."""
-        try:
-            self._store.give_back(uid)
-        except db.errors.HistoryError as error:
-            log.warning("rollout %s: its lease runs out by itself: %s", self._name, error)
+            await give_back(self._store, row)
 
     def explain(self) -> str:
         """Return what to say where this was interrupted."""
+        if self._left is not None:
+            return f"interrupted; rollout {self._name} was asked to {self._left}, which may still be done"
         if self._controller is None:
             return f"interrupted; nothing was done for rollout {self._name}"
-        state = self._controller.state
-        if state.phase.is_over:
-            return f"interrupted; rollout {self._name} is {state.phase.value}"
-        going = [row.name for row in state.nodes if row.state in (NodeState.WARMING, NodeState.UNKNOWN)]
-        runs = f"; what runs on {', '.join(going)} goes on there" if going else ""
-        return (
-            f"interrupted; rollout {self._name} is {state.phase.value}{runs}. To go on, or to end it:\n"
-            f"  glowplug rollout resume {self._name}\n  glowplug rollout abort {self._name}"
-        )
+        return interrupted_text(self._name, self._controller.state)
+
+
+def interrupted_text(name: str, state: RolloutState) -> str:
+    """Return where an interrupted rollout stands, and the verbs that do something about it."""
+    if state.phase.is_over:
+        return f"interrupted; rollout {name} is {state.phase.value}"
+    going = [row.name for row in state.nodes if row.state in (NodeState.WARMING, NodeState.UNKNOWN)]
+    runs = f"; what runs on {', '.join(going)} goes on there" if going else ""
+    verb = verb_to_go_on(state.phase)
+    to_do = "To bring that to its end" if verb == "abort" else "To go on, or to end it"
+    lines = "".join(f"\n  glowplug rollout {one} {name}" for one in dict.fromkeys((verb, "abort")))
+    return f"interrupted; rollout {name} is {state.phase.value}{runs}. {to_do}:{lines}"
 
 
 def exit_code(state: RolloutState) -> int:

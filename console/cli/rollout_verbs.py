@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import click
 
 import db.errors
 from console.clean import clean
 from console.cli.ahead import Done, run_ahead
-from console.cli.common import Context, current_actor, emit, json_option, say
+from console.cli.common import Context, emit, json_option
 from console.cli.rollout_foreground import Foreground, exit_code, opened_store
 from console.config import Config
-from console.errors import GlowplugError, HistoryError, UsageError
-from console.rollout.idle import WITHOUT_CONTROLLER, apply_idle
+from console.errors import HistoryError, UsageError
 from console.rollout.plan import Plan
+from console.rollout.reaching import Answer, over
 from console.rollout.states import RolloutState
-from console.rollout.status_text import one_line, row_document, status_document, status_lines
+from console.rollout.status_text import enough_lines, one_line, row_document, status_document, status_lines
 from console.schedules import Schedule
 from db import rollouts
 from db.queries import History
-from db.rollout_records import RolloutRecord, RolloutRow
-from db.rollout_store import RolloutStore, lease_of
+from db.rollout_records import RolloutRecord, RolloutRow, TimelineRow
 
-POLL_S = 0.1
-ANSWER_S = 60.0
+T = TypeVar("T")
 
 name_argument = click.argument("name")
 
@@ -49,10 +48,9 @@ def start_ahead(context: Context, config: Config, plan: Callable[[], Plan], sche
         with opened_store(context) as store:
             foreground = Foreground(context, store)
             uid, state = await foreground.begin(config, planned, config.recipe(planned.rollout.recipe))
-        record = _read(context, uid)
         if not as_json:
-            click.echo(one_line(record.row, time.time_ns()))
-        return Done(exit_code(state), status_document(record, time.time_ns()))
+            click.echo(one_line(_row(context, uid), time.time_ns()))
+        return Done(exit_code(state), status_document(_read(context, uid), time.time_ns()))
 
     def explain() -> str:
         return foreground.explain() if foreground is not None else f"interrupted; rollout {name} was not started"
@@ -74,18 +72,17 @@ def status(context: Context, name: str | None, as_json: bool) -> int:
     """
     now_ns = time.time_ns()
     if name is None:
-        rows = _listed(context)
+        rows = _asked(context, rollouts.listed) or ()
         if as_json:
             emit({"rollouts": [row_document(row) for row in rows]})
         for row in rows if not as_json else ():
             click.echo(one_line(row, now_ns))
         return 0
-    record = _read(context, name)
     if as_json:
-        emit(status_document(record, now_ns))
-    else:
-        for line in status_lines(record, now_ns):
-            click.echo(clean(line, 2000))
+        emit(status_document(_read(context, name), now_ns))
+        return 0
+    for line in status_lines(_read(context, name, enough_lines()), now_ns):
+        click.echo(clean(line, 2000))
     return 0
 
 
@@ -180,76 +177,54 @@ def abort(context: Context, name: str, as_json: bool) -> int:
 def _ask(context: Context, name: str, verb: str, arguments: Mapping[str, object], as_json: bool) -> int:
     """Ask the rollout's controller, or be it."""
     context.start_log()
-    row = _read(context, name).row
+    row = _row(context, name)
     if row.finished_ns is not None:
-        raise UsageError(f"rollout {row.name} is over: {row.phase}{': ' if row.reason else ''}{row.reason}")
-    actor = current_actor()
+        raise over(row)
     with opened_store(context) as store:
-        ident = store.ask(row.rollout_uid, (actor.user, actor.host), verb, arguments)
-        if ident is not None:
-            return _told(context, row, verb, _until_answered(context, store, row, ident), as_json)
-        if verb in WITHOUT_CONTROLLER:
-            answer = apply_idle(store, row.rollout_uid, verb, arguments, f"{actor.user}@{actor.host}")
-            if answer is not None:
-                return _told(context, row, verb, answer, as_json)
-        say(f"nobody carries out rollout {row.name}: this does from here on")
-        state = Foreground(context, store).take_over(row, verb, arguments)
-    code = _ended(context, row.rollout_uid, state, as_json)
+        came_to = Foreground(context, store).ask(row, verb, arguments)
+    if not isinstance(came_to, RolloutState):
+        return _told(context, row, verb, came_to, as_json)
+    code = _ended(context, row.rollout_uid, came_to, as_json)
     return 0 if verb == "abort" and code == 4 else code
 
 
-def _until_answered(context: Context, store: RolloutStore, row: RolloutRow, ident: int) -> tuple[bool, str]:
-    """Wait for the controller's answer. Raises: GlowplugError once it is not to be expected any more."""
-    late_s = time.monotonic() + ANSWER_S
-    with History(context.locations.history_file) as history:
-        while True:
-            answer = rollouts.command(history, ident)
-            if answer is not None and answer.answer is not None:
-                return bool(answer.is_done), answer.answer
-            record = rollouts.read(history, row.rollout_uid, after_entry=2**62)
-            is_gone = record is None or lease_of(record.row, time.time_ns()) is None
-            if (is_gone or time.monotonic() > late_s) and store.withdraw(ident):
-                what = "has ended" if is_gone else f"did not answer within {ANSWER_S:g} s"
-                raise GlowplugError(f"the controller of rollout {row.name} {what}; nothing was done, say it again")
-            time.sleep(POLL_S)
-
-
-def _told(context: Context, row: RolloutRow, verb: str, answer: tuple[bool, str], as_json: bool) -> int:
+def _told(context: Context, row: RolloutRow, verb: str, answer: Answer, as_json: bool) -> int:
     done, text = answer
     if as_json:
-        emit({**row_document(_read(context, row.rollout_uid).row), "verb": verb, "done": done, "answer": text})
+        emit({**row_document(_row(context, row.rollout_uid)), "verb": verb, "done": done, "answer": text})
     else:
         click.echo(clean(f"{verb} {row.name}: {text}", 1000))
     return 0 if done else 1
 
 
 def _ended(context: Context, uid: str, state: RolloutState, as_json: bool) -> int:
-    record = _read(context, uid)
     if as_json:
-        emit(status_document(record, time.time_ns()))
+        emit(status_document(_read(context, uid), time.time_ns()))
     else:
-        click.echo(one_line(record.row, time.time_ns()))
+        click.echo(one_line(_row(context, uid), time.time_ns()))
     return exit_code(state)
 
 
-def _read(context: Context, name: str) -> RolloutRecord:
-    try:
-        with History(context.locations.history_file) as history:
-            record = rollouts.read(history, name)
-    except db.errors.NoHistoryError:
-        record = None
-    except db.errors.HistoryError as error:
-        raise HistoryError(str(error)) from error
-    if record is None:
+def _read(context: Context, name: str, is_enough: Callable[[TimelineRow], bool] = lambda entry: False) -> RolloutRecord:
+    return _known(name, _asked(context, lambda history: rollouts.read(history, name, is_enough=is_enough)))
+
+
+def _row(context: Context, name: str) -> RolloutRow:
+    return _known(name, _asked(context, lambda history: rollouts.find(history, name)))
+
+
+def _known(name: str, found: T | None) -> T:
+    if found is None:
         raise UsageError(f"no rollout {clean(name, 80)!r} was ever started here")
-    return record
+    return found
 
 
-def _listed(context: Context) -> tuple[RolloutRow, ...]:
+def _asked(context: Context, question: Callable[[History], T]) -> T | None:
+    """Ask the history; None where nothing was ever recorded."""
     try:
         with History(context.locations.history_file) as history:
-            return rollouts.listed(history)
+            return question(history)
     except db.errors.NoHistoryError:
-        return ()
+        return None
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import click
 
@@ -65,34 +66,13 @@ def command(
     names = [one.name for one in config.select(node)]
     announce("warm", config, wanted, names, node, yes)
     context.start_log()
-    following = Following()
+    warming = _Warming(context, config, wanted, names, parallel, wait, as_json)
     if schedule is not None:
-
-        async def due() -> Done:
-            nonlocal following
-            following = Following()
-            await _warm(context, config, wanted, names, parallel, wait, following)
-            if not as_json:
-                _show(following)
-            return Done(following.exit_code, _document(following))
-
-        return run_ahead(schedule, due, lambda: _explain(following), as_json)
-    run_async(_warm(context, config, wanted, names, parallel, wait, following), lambda: _explain(following))
+        return run_ahead(schedule, warming.once, warming.explain, as_json)
+    done = run_async(warming.once(), warming.explain)
     if as_json:
-        emit(_document(following))
-    else:
-        _show(following)
-    return following.exit_code
-
-
-def _show(following: Following) -> None:
-    for outcome in following.outcomes.values():
-        if outcome.run is not None:
-            click.echo(report.one_line(report.of_view(outcome.node, outcome.run)))
-
-
-def _document(following: Following) -> dict[str, object]:
-    return {"runs": following.documents(), "errors": following.errors()}
+        emit(done.document)
+    return done.exit_code
 
 
 def announce(
@@ -105,26 +85,37 @@ def announce(
         confirm(f"{verb.capitalize()} {counted(len(names), 'node')}?", yes)
 
 
-async def _warm(
-    context: Context,
-    config: Config,
-    recipe: Recipe,
-    names: Sequence[str],
-    parallel: int | None,
-    wait: bool,
-    following: Following,
-) -> None:
-    async with context.fleet(config, names, parallel) as fleet:
-        for notice in fleet.notices:
-            say(notice)
-        await following.warm(fleet, names, recipe, wait=wait)
+@dataclass
+class _Warming:
+    """One recipe on the same nodes, once or at each of its times; ``following``: the newest."""
 
+    context: Context
+    config: Config
+    recipe: Recipe
+    names: Sequence[str]
+    parallel: int | None
+    wait: bool
+    as_json: bool
+    following: Following = field(default_factory=Following)
 
-def _explain(following: Following) -> str:
-    """Say what goes on without us, and how to end it."""
-    going = following.going
-    if not going:
-        return "interrupted; nothing was left running"
-    lines = ["interrupted; what its host has accepted goes on, what waited here is not started. To end it:"]
-    lines += [f"  glowplug cancel {one.node} --run {short_uid(one.run_uid or '')}" for one in going]
-    return "\n".join(lines)
+    async def once(self) -> Done:
+        """Warm the nodes, and show their runs unless they are to be a document."""
+        self.following = Following()
+        async with self.context.fleet(self.config, self.names, self.parallel) as fleet:
+            for notice in fleet.notices:
+                say(notice)
+            await self.following.warm(fleet, self.names, self.recipe, wait=self.wait)
+        runs = [report.of_view(one.node, one.run) for one in self.following.outcomes.values() if one.run is not None]
+        for run in runs if not self.as_json else ():
+            click.echo(report.one_line(run))
+        document = {"runs": self.following.documents(), "errors": self.following.errors()}
+        return Done(self.following.exit_code, document)
+
+    def explain(self) -> str:
+        """Say what goes on without us, and how to end it."""
+        going = self.following.going
+        if not going:
+            return "interrupted; nothing was left running"
+        lines = ["interrupted; what its host has accepted goes on, what waited here is not started. To end it:"]
+        lines += [f"  glowplug cancel {one.node} --run {short_uid(one.run_uid or '')}" for one in going]
+        return "\n".join(lines)

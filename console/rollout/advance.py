@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from console.rollout.events import BackOutNode, StopNode, TakeSample
+from console.rollout.endings import ask_again
+from console.rollout.events import BackOutNode, TakeSample
 from console.rollout.gates import begin_analysis, describe
 from console.rollout.states import Analysis, BackOut, NodeRow, NodeState, Phase, RolloutState, Verdict
 from console.rollout.turn import Turn
@@ -17,6 +18,7 @@ _COMING = (NodeState.DRAINING, NodeState.WARMING, NodeState.UNKNOWN)
 def advance(turn: Turn) -> None:
     """Bring the state to where nothing follows any more without an event."""
     _time_out(turn)
+    ask_again(turn)
     _judge_analysis(turn)
     if turn.state.phase is not Phase.ABORTING:
         _abort_if_due(turn)
@@ -29,7 +31,7 @@ def advance(turn: Turn) -> None:
         _next_batch(turn)
         if turn.state == before:
             break
-    is_settled = not any(row.is_out or row.state is NodeState.UNKNOWN for row in turn.state.nodes)
+    is_settled = not any(row.is_out or row.state is NodeState.UNKNOWN or row.is_being_ended for row in turn.state.nodes)
     if turn.state.phase is Phase.ABORTING and is_settled:
         turn.finish(Phase.ABORTED, turn.state.reason)
 
@@ -54,6 +56,8 @@ def _node_waits(state: RolloutState, row: NodeRow, unavailable: int) -> Iterator
         yield f"{row.name}: its state"
     elif row.state.is_under_way:
         yield f"{row.name}: {row.state.value}"
+    elif row.is_being_ended and row.back_out is BackOut.NONE:
+        yield f"{row.name}: the end of its run"
     if row.back_out is BackOut.ASKED:
         yield f"{row.name}: back into its traffic"
     elif row.back_out is BackOut.FAILED:
@@ -69,7 +73,7 @@ def _time_out(turn: Turn) -> None:
     limit_s = turn.state.rules.node_timeout_s
     for row in turn.rows(*_TIMED):
         if turn.state.now_s - row.since_s >= limit_s:
-            turn.want(StopNode(row.name, row.attempt))
+            turn.stop(row)
             turn.fail(row, f"{row.state.value} took over {limit_s:g} s", unreachable=row.state is NodeState.UNKNOWN)
 
 
@@ -189,7 +193,8 @@ def _next_batch(turn: Turn) -> None:
     if left_out:
         turn.pause(f"out of traffic and not backed out: {', '.join(left_out)}")
     elif len(at_work) == len(state.nodes):
-        turn.finish(Phase.DONE, _summary(state))
+        if not any(row.is_being_ended for row in state.nodes):
+            turn.finish(Phase.DONE, _summary(state))
     elif number in state.rules.pause_after and not state.promoted_all and number not in state.passed_pauses:
         turn.change(passed_pauses=(*state.passed_pauses, number))
         turn.pause(f"after batch {number}")

@@ -14,38 +14,29 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import db.errors
 from console.config import Config
-from console.errors import GlowplugError, HistoryError, UsageError
+from console.errors import GlowplugError
 from console.fleet import Fleet
-from console.leases import holder_name
+from console.leases import holder_name, may_live
 from console.rollout.beginning import create, planned
 from console.rollout.controller import Controller
 from console.rollout.effects import Effects, FleetEffects, until_reached_or_not
-from console.rollout.idle import WITHOUT_CONTROLLER, apply_idle
 from console.rollout.plan import Plan
-from console.rollout.saved import Settings, read_settings, read_state
+from console.rollout.reaching import Answer, Asked, NoHistory, give_back, in_thread, to_its_end
+from console.rollout.saved import Settings
 from console.rollout.states import NodeState, RolloutState
 from console.rollout.view import RolloutView, up_to_date
 from console.rollout.words import line
-from console.transports.base import unbroken
 from db import rollouts
 from db.database import open_history
 from db.queries import History
 from db.rollout_records import Entry, RolloutRow
-from db.rollout_store import RolloutStore, lease_of
+from db.rollout_store import RolloutStore
 from remote_agent.protocol.messages import Actor
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-ANSWER_S = 60.0
-POLL_S = 0.1
-
-Answer = tuple[bool, str]
-"""Whether what was asked was done, and one line on what came of it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +102,7 @@ class Carrier:
     async def listed(self) -> tuple[RolloutRow, ...]:
         """Return the newest rollouts of the history, newest first."""
         history = await self._reader()
-        return () if history is None else await _in_thread(lambda: rollouts.listed(history))
+        return () if history is None else await in_thread(lambda: rollouts.listed(history))
 
     async def read(self, rollout_uid: str) -> RolloutView | None:
         """Return a rollout as the history has it now; None where there is none of that uid."""
@@ -124,14 +115,14 @@ class Carrier:
             record = rollouts.read(history, rollout_uid, before.last_entry if before is not None else 0)
             return None if record is None else up_to_date(before, record, self._holder, time.time_ns())
 
-        view = await _in_thread(read)
+        view = await in_thread(read)
         if view is not None:
             self._views = {rollout_uid: view}
         return view
 
     async def plan(self, name: str) -> Plan:
         """Return what a rollout of ``fleet.toml`` would do."""
-        return await _in_thread(lambda: planned(self._config, name, self._history_file))
+        return await in_thread(lambda: planned(self._config, name, self._history_file))
 
     # --- what is done -----------------------------------------------------------------
 
@@ -143,7 +134,7 @@ class Carrier:
         await self._reach([node.name for node in plan.nodes])
         effects = self._effects(uid, settings)
         down = [node for node, reason in effects.down().items() if reason is not None]
-        row = await _in_thread(lambda: create(store, uid, plan, settings, self._actor, down))
+        row = await to_its_end(lambda: create(store, uid, plan, settings, self._actor, down))
         self._carry_out(store, row, effects)
         return uid
 
@@ -152,10 +143,14 @@ class Carrier:
 
         What needs no carrying out, a pause or most skips, is stored and no more.
         """
-        store = await self._writer()
+        asked = Asked(await self._writer(), rollout_uid, self._actor, verb, arguments)
         async with self._deciding:
-            asked = await self._ask(store, rollout_uid, verb, arguments)
-        return await self._answered(store, rollout_uid, asked) if isinstance(asked, int) else asked
+            ident = await self._reach_or_take_over(asked)
+        if not isinstance(ident, int):
+            return ident
+        history = await self._reader()
+        assert history is not None, "there is a rollout in it"
+        return await asked.answered(history, ident)
 
     async def close(self) -> None:
         """Pause what this console carries out, wait for hooks that move traffic, and call off the rest, as Ctrl-C."""
@@ -177,22 +172,27 @@ class Carrier:
 
     # --- within -------------------------------------------------------------------------
 
-    async def _ask(self, store: RolloutStore, uid: str, verb: str, arguments: Mapping[str, object]) -> int | Answer:
+    async def _reach_or_take_over(self, asked: Asked) -> int | Answer:
         """Return the command's number where somebody carries the rollout out by now, or the answer where none has to.
 
         One at a time: all that is asked here has one holder's name, whose lease any of it could take or give back.
         """
-        await self._settle(store, uid)
-        who = (self._actor.user, self._actor.host)
-        ident = await _in_thread(lambda: store.ask(uid, who, verb, arguments))
-        if ident is not None:
-            return ident
-        if verb in WITHOUT_CONTROLLER:
-            by = f"{self._actor.user}@{self._actor.host}"
-            answer = await _in_thread(lambda: apply_idle(store, uid, verb, arguments, by))
-            if answer is not None:
-                return answer
-        return await self._take_over(store, uid, verb, arguments)
+        await self._settle(asked.store, asked.uid)
+        reached = await asked.reach()
+        if reached is not None:
+            return reached
+
+        async def effects(row: RolloutRow, settings: Settings) -> Effects:
+            return self._effects(row.rollout_uid, settings)
+
+        taken = await asked.take_over(self._config, effects)
+        if self._closing:
+            await give_back(asked.store, taken.row)
+            raise GlowplugError(f"rollout {taken.row.name}: {asked.verb} came too late, the console ends")
+        name = taken.row.name
+        self._notices.append(Notice(f"nobody carried out rollout {name}: this console does from here on"))
+        self._carry_out(asked.store, taken.row, taken.effects)
+        return taken.ident
 
     async def _settle(self, store: RolloutStore, uid: str) -> None:
         """Have our own controller's lease hold, which runs out while a machine sleeps; or that controller be gone."""
@@ -205,30 +205,8 @@ class Carrier:
                 return False
             return True
 
-        if work is not None and not await _in_thread(renewed):
+        if work is not None and not await in_thread(renewed):
             await asyncio.wait({work.task})
-
-    async def _take_over(self, store: RolloutStore, uid: str, verb: str, arguments: Mapping[str, object]) -> int:
-        row = await _in_thread(lambda: store.take(uid))
-        try:
-            if row.finished_ns is not None:
-                raise UsageError(f"rollout {row.name} is over: {row.phase}")
-            known = {node.name for node in self._config.nodes}
-            missing = [node.name for node in read_state(row.state_json).nodes if node.name not in known]
-            if missing:
-                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-                raise UsageError(f"rollout {row.name} has node {missing[0]}{more}, which this fleet has not")
-            effects = self._effects(uid, read_settings(row.settings_json))
-            who = (self._actor.user, self._actor.host)
-            ident = await _in_thread(lambda: store.ask(uid, who, verb, arguments))
-            if ident is None or self._closing:
-                raise GlowplugError(f"rollout {row.name}: {verb} came too late")
-        except BaseException:
-            await asyncio.to_thread(store.give_back, uid)
-            raise
-        self._notices.append(Notice(f"nobody carried out rollout {row.name}: this console does from here on"))
-        self._carry_out(store, row, effects)
-        return ident
 
     def _carry_out(self, store: RolloutStore, row: RolloutRow, effects: Effects) -> None:
         uid = row.rollout_uid
@@ -255,35 +233,16 @@ class Carrier:
             text = f"rollout {row.name} stopped: internal error: {type(error).__name__}: {error}"
             self._notices.append(Notice(text, is_bad=True))
         finally:
-            try:
-                await unbroken(asyncio.to_thread(store.give_back, row.rollout_uid))
-            except db.errors.HistoryError as error:
-                log.warning("rollout %s: its lease runs out by itself: %s", row.name, error)
+            await give_back(store, row)
             del self._works[row.rollout_uid]
-
-    async def _answered(self, store: RolloutStore, uid: str, ident: int) -> Answer:
-        """Wait for the controller's answer. Raises: GlowplugError once it is not to be expected any more."""
-        late_s = time.monotonic() + ANSWER_S
-        while True:
-            history = await self._reader()
-            assert history is not None, "there is a rollout in it"
-            answer = await _in_thread(partial(rollouts.command, history, ident))
-            if answer is not None and answer.answer is not None:
-                return bool(answer.is_done), answer.answer
-            record = await _in_thread(partial(rollouts.read, history, uid, after_entry=2**62))
-            is_gone = record is None or lease_of(record.row, time.time_ns()) is None
-            if (is_gone or time.monotonic() > late_s) and await _in_thread(lambda: store.withdraw(ident)):
-                what = "has ended" if is_gone else f"did not answer within {ANSWER_S:g} s"
-                raise GlowplugError(f"its controller {what}; nothing was done, say it again")
-            await asyncio.sleep(POLL_S)
 
     async def _reader(self) -> History | None:
         """Return the history, None while there is none."""
         async with self._opening:
             if self._history is None:
                 try:
-                    self._history = await _in_thread(lambda: History(self._history_file))
-                except _NoHistory:
+                    self._history = await in_thread(lambda: History(self._history_file))
+                except NoHistory:
                     return None
             return self._history
 
@@ -292,9 +251,9 @@ class Carrier:
             if self._store is None:
 
                 def opened() -> RolloutStore:
-                    return RolloutStore(open_history(self._history_file).path, self._holder)
+                    return RolloutStore(open_history(self._history_file).path, self._holder, may_live=may_live)
 
-                self._store = await _in_thread(opened)
+                self._store = await in_thread(opened)
             return self._store
 
 
@@ -305,19 +264,3 @@ def carrier_of(fleet: Fleet, history_file: Path, actor: Actor, environ: Mapping[
         return FleetEffects(fleet, uid, settings, environ)
 
     return Carrier(fleet.config, history_file, actor, effects, partial(until_reached_or_not, fleet))
-
-
-class _NoHistory(HistoryError):
-    """Nothing was ever recorded."""
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Return what ``work`` gives, done in a thread. Raises: HistoryError in place of db's."""
-    try:
-        return await asyncio.to_thread(work)
-    except db.errors.NoHistoryError as error:
-        raise _NoHistory(str(error)) from error
-    except db.errors.HistoryError as error:
-        raise HistoryError(str(error)) from error
-    except ValueError as error:
-        raise HistoryError(f"a rollout of the history can't be read: {error}") from error

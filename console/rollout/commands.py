@@ -12,6 +12,11 @@ WAITS_FOR_TRUTH = ("resume", "promote")
 """What can't be done while a node's state is not known."""
 
 
+def verb_to_go_on(phase: Phase) -> str:
+    """Return the verb that takes a rollout over which nobody carries out, and brings it on; an abort only ends."""
+    return "abort" if phase is Phase.ABORTING else "resume"
+
+
 def event_of(verb: str, arguments: Mapping[str, object], who: str) -> Event | None:
     """Return the event of a verb; None for a verb or arguments that this version does not know."""
     node, reason = str(arguments.get("node", "")), str(arguments.get("reason", ""))

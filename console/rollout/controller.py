@@ -127,9 +127,7 @@ class Controller:
         left = await self._stored(lambda: self._store.open_intents(self._uid), keeps=False)
         cut_off = '{"text": "cut off by a restart"}'
         entries = [Entry("outcome", one.what, one.node, one.attempt, one.entry_id, cut_off) for one in left]
-        # What else was under way is read from its node; whether an attempt was ended nobody would ask again.
-        stops = [StopNode(one.node, one.attempt) for one in left if one.what == "StopNode" and one.node and one.attempt]
-        await self._turn(Restarted(self.state.now_s), entries=entries, more=stops)
+        await self._turn(Restarted(self.state.now_s), entries=entries)
 
     async def _wind_down(self) -> None:
         """Pause, let what moves traffic come to its end, and call off the rest, which is read again after a restart."""
@@ -154,15 +152,16 @@ class Controller:
             pass
 
     async def _go_on(self, listens: bool = True) -> None:
+        """Take in what has happened; with ``listens`` clock, links and operators as well, which begin what is new."""
         while self._inbox:
             await self._take(self._inbox.popleft())
         if self._clock() - self._looked_s < self._tick_s:
             return
         self._looked_s = self._clock()
-        await self._turn(Tick(self._looked_s - self._zero_s))
-        for event in self._seen():
-            await self._turn(event)
         if listens:
+            await self._turn(Tick(self._looked_s - self._zero_s))
+            for event in self._seen():
+                await self._turn(event)
             await self._answer_commands()
         if self._clock() - self._kept_s > self._store.lease_s / 4:
             await self._stored(lambda: self._store.renew(self._uid))
@@ -225,16 +224,15 @@ class Controller:
         event: Event,
         data: Data | None = None,
         entries: Sequence[Entry] = (),
-        more: Sequence[Intent] = (),
         answers: Answers | None = None,
     ) -> None:
-        """Let ``event`` happen: store what it leads to, and ``more``, then begin to do it."""
+        """Let ``event`` happen: store what it leads to, then begin to do it."""
         state, wanted = step(self.state, event)
         if isinstance(event, Tick) and not wanted and replace(state, now_s=self.state.now_s) == self.state:
             self.state = state
             return
         told = [one for one in wanted if isinstance(one, Paused | Finish)]
-        intents = [*more, *(one for one in wanted if one not in told)]
+        intents = [one for one in wanted if one not in told]
         happened = [*entries, entry("event", event, data), *(entry("controller", one) for one in told)]
         wanting = [entry("intent", intent, self._details(intent)) for intent in intents]
         ids = await self._keep(state, [*happened, *wanting], answers)

@@ -24,6 +24,7 @@ from console.rollout.events import (
     ReadNode,
     RunHook,
     StartNode,
+    StopEnded,
     StopNode,
     TakeSample,
 )
@@ -132,12 +133,12 @@ class FleetEffects:
         try:
             async with asyncio.timeout(CANCEL_S):
                 await self._fleet.cancel(intent.node, uid)
-        except RequestRefused as error:
-            return Outcome(data={"text": f"nothing to end: {error}"})
         except (GlowplugError, TimeoutError) as error:
-            text = str(error) or f"no answer within {CANCEL_S:g} s"
-            return Outcome(data={"text": f"its run may go on there: {text}"})
-        return Outcome(data={"text": "ended"})
+            if isinstance(error, RequestRefused) and error.code == NO_RUN:
+                return Outcome(StopEnded(intent.node, intent.attempt, True, str(error)))
+            reason = str(error) or f"no answer within {CANCEL_S:g} s"
+            return Outcome(StopEnded(intent.node, intent.attempt, False, reason))
+        return Outcome(StopEnded(intent.node, intent.attempt, True))
 
     async def _read(self, intent: ReadNode, state: RolloutState, tell: Tell) -> Outcome:
         """Ask the node what became of an attempt, for as long as it takes to reach it."""
@@ -220,6 +221,8 @@ def failure_of(intent: Intent, reason: str) -> Event | None:
             return HookEnded(intent.node, intent.attempt, intent.hook, False, reason)
         case BackOutNode():
             return BackedOut(intent.node, False, reason)
+        case StopNode():
+            return StopEnded(intent.node, intent.attempt, False, reason)
         case TakeSample():
             return GateSampled(intent.analysis, intent.gate, Verdict.INCONCLUSIVE, reason)
     return None

@@ -56,6 +56,16 @@ class BackedOut:
 
 
 @dataclass(frozen=True)
+class StopEnded:
+    """A `StopNode` ended: nothing of the attempt runs on the node any more, or it may, for that reason."""
+
+    node: str
+    attempt: int
+    succeeded: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class AvailabilityChanged:
     """A node outside the rollout's own work stopped serving, or serves again."""
 
@@ -119,13 +129,13 @@ class Skip:
 
 @dataclass(frozen=True)
 class Abort:
-    """The operator's; each one asks again for what could not be backed out."""
+    """The operator's; each one asks again for what could not be backed out, or ended."""
 
     reason: str = ""
 
 
 Event = (
-    Begin | Tick | NodeReached | HookEnded | BackedOut | AvailabilityChanged | GateSampled | Restarted
+    Begin | Tick | NodeReached | HookEnded | BackedOut | StopEnded | AvailabilityChanged | GateSampled | Restarted
     | Pause | Resume | Promote | Retry | Skip | Abort
 )  # fmt: skip
 
@@ -143,7 +153,7 @@ class StartNode:
 
 @dataclass(frozen=True)
 class StopNode:
-    """Nothing more is wanted of an attempt: end what runs of it."""
+    """Nothing more is wanted of an attempt: end what runs of it. Is asked again where the node does not answer."""
 
     node: str
     attempt: int

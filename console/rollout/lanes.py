@@ -2,6 +2,7 @@
 
 What a node's attempt does is called off as soon as nothing more is wanted of it, or it is to be read anew; the next
 intent of that node begins only when all before it are really over. One that waits and is called off lets nothing past.
+The end of an older attempt, asked for once more, waits for no later one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from console.rollout.effects import Effects, Outcome, Tell, failure_of
-from console.rollout.events import Intent, ReadNode, RunHook, StartNode, StopNode, TakeSample
+from console.rollout.events import Finish, Intent, Paused, ReadNode, RunHook, StartNode, StopNode, TakeSample
 from console.rollout.states import RolloutState
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ _CALLED_OFF = Outcome(data={"text": "called off"})
 @dataclass(frozen=True)
 class _Work:
     intent: Intent
-    node: str | None
     task: asyncio.Task[Outcome]
 
 
@@ -46,12 +46,11 @@ class Lanes:
 
     def begin(self, intent_id: int, intent: Intent, state: RolloutState) -> None:
         """Have an intent carried out once its turn has come."""
-        node = getattr(intent, "node", None)
         if isinstance(intent, StopNode | ReadNode):
-            self.call_off(lambda one: isinstance(one, StartNode | RunHook | ReadNode) and one.node == node)
-        before = {work.task for work in self._works if work.node == node} if node is not None else set()
+            self.call_off(lambda one: isinstance(one, StartNode | RunHook | ReadNode) and _goes_before(one, intent))
+        before = {work.task for work in self._works if _goes_before(work.intent, intent)}
         task = asyncio.ensure_future(self._carry_out(intent, state, before))
-        work = _Work(intent, node, task)
+        work = _Work(intent, task)
         self._works.add(work)
         task.add_done_callback(functools.partial(self._over, intent_id, work))
 
@@ -88,3 +87,10 @@ class Lanes:
         else:
             outcome = task.result()
         self._ended(intent_id, work.intent, outcome)
+
+
+def _goes_before(earlier: Intent, later: Intent) -> bool:
+    """Whether both are about one node, and the earlier one about no attempt that came after."""
+    if isinstance(earlier, TakeSample | Paused | Finish) or isinstance(later, TakeSample | Paused | Finish):
+        return False
+    return earlier.node == later.node and earlier.attempt <= later.attempt

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from console.rollout.advance import advance
+from console.rollout.endings import ask_anew, count_answer
 from console.rollout.events import (
     Abort,
     AvailabilityChanged,
@@ -28,6 +29,7 @@ from console.rollout.events import (
     Resume,
     Retry,
     Skip,
+    StopEnded,
     Tick,
 )
 from console.rollout.gates import count_sample
@@ -125,6 +127,8 @@ def _backed_out(turn: Turn, event: BackedOut) -> None:
 
 def _availability_changed(turn: Turn, event: AvailabilityChanged) -> None:
     turn.change_node(event.node, is_down=event.is_down)
+    if not event.is_down:
+        ask_anew(turn, event.node)
 
 
 def _gate_sampled(turn: Turn, event: GateSampled) -> None:
@@ -155,6 +159,7 @@ def _restarted(turn: Turn, event: Restarted) -> None:
             due_s=max(event.now_s, row.due_s + passed_s),
             back_out=BackOut.NONE if row.back_out is BackOut.ASKED else row.back_out,
         )
+        ask_anew(turn, row.name, was_cut_off=True)
         if is_unknown:
             turn.want(ReadNode(row.name, row.attempt))
     if turn.state.phase is Phase.RUNNING:
@@ -242,6 +247,7 @@ def _abort(turn: Turn, event: Abort) -> None:
     if turn.state.phase is not Phase.ABORTING:
         turn.abort(event.reason or "by the operator")
     for row in turn.state.nodes:
+        ask_anew(turn, row.name)
         if row.back_out is BackOut.FAILED:
             turn.change_node(row.name, back_out=BackOut.NONE)
 
@@ -252,6 +258,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     NodeReached: _node_reached,
     HookEnded: _hook_ended,
     BackedOut: _backed_out,
+    StopEnded: count_answer,
     AvailabilityChanged: _availability_changed,
     GateSampled: _gate_sampled,
     Restarted: _restarted,

@@ -96,13 +96,29 @@ class Rules:
 
 
 @dataclass(frozen=True)
+class Ending:
+    """An attempt that was to be ended, and of which the node has not said that it is.
+
+    ``asks``: how often it was asked. ``is_asked``: an answer is awaited; else it is asked again at ``due_s``.
+    ``reason``: why the last one came to nothing, empty before.
+    """
+
+    attempt: int
+    asks: int = 1
+    is_asked: bool = True
+    due_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class NodeRow:
     """One node. ``attempt`` counts from 1 and never returns; ``tries`` since an operator last asked for one.
 
     ``is_out``: a hook that moves its traffic was begun, and it is neither ready nor back. ``is_down``: it serves
     nobody, for reasons of its own. ``is_verified``: the gates of its batch passed in this attempt; ``is_shifted``:
     its shift was begun in it. ``hook``: the one that runs. ``has_failed`` and ``skip_reason`` stay, whatever comes.
-    ``failed_at_gate``: it failed there, and nobody has said yet what is to become of it.
+    ``failed_at_gate``: it failed there, and nobody has said yet what is to become of it. ``endings``: attempts whose
+    runs may go on there.
     """
 
     name: str
@@ -122,6 +138,12 @@ class NodeRow:
     has_failed: bool = False
     failed_at_gate: bool = False
     back_out: BackOut = BackOut.NONE
+    endings: tuple[Ending, ...] = ()
+
+    @property
+    def is_being_ended(self) -> bool:
+        """Whether its answer to the end of an attempt is awaited."""
+        return any(one.is_asked for one in self.endings)
 
     @property
     def is_unavailable(self) -> bool:

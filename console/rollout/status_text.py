@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from console.clean import clean, clean_record
 from console.format import NS_PER_S, counted, date_text, short_uid
 from console.rollout.advance import waiting_for
+from console.rollout.commands import verb_to_go_on
+from console.rollout.endings import may_go_on
 from console.rollout.gates import describe_count
 from console.rollout.saved import read_settings, read_state
 from console.rollout.states import RolloutState
 from console.rollout.words import line
-from db.rollout_records import RolloutRecord, RolloutRow
+from db.rollout_records import RolloutRecord, RolloutRow, TimelineRow
 from db.rollout_store import lease_of
 from remote_agent.protocol.codec import encode
 
 TIMELINE_LINES = 20
+
+
+def enough_lines() -> Callable[[TimelineRow], bool]:
+    """Return what tells a reader, from the newest entry backwards, that `status_lines` needs no more than it has."""
+    told = 0
+
+    def is_enough(entry: TimelineRow) -> bool:
+        nonlocal told
+        told += line(entry) is not None
+        return told > TIMELINE_LINES
+
+    return is_enough
 
 
 def one_line(row: RolloutRow, now_ns: int) -> str:
@@ -36,7 +50,7 @@ def status_lines(record: RolloutRecord, now_ns: int) -> Iterator[str]:
     batches = 1 + max((node.batch for node in state.nodes), default=0)
     yield f"  batch {state.batch + 1} of {batches}, {counted(state.failures, 'failure')} of {state.rules.max_failures}"
     if not state.phase.is_over:
-        yield f"  {_controller_line(row, now_ns)}"
+        yield f"  {_controller_line(row, state, now_ns)}"
     width = max(len(node.name) for node in state.nodes)
     for node in state.nodes:
         why = node.skip_reason or node.reason
@@ -44,11 +58,12 @@ def status_lines(record: RolloutRecord, now_ns: int) -> Iterator[str]:
         attempt = f", attempt {node.attempt}" if node.attempt else ""
         reason = f": {why}" if why else ""
         yield f"  {node.name:{width}}  batch {node.batch + 1}  {node.state.value}{attempt}{out}{reason}"
+        yield from (f"  {'':{width}}  {text}" for text in may_go_on(state, node))
     yield from (f"  {text}" for text in _gate_lines(record, state))
     yield from (f"  waits for {text}" for text in waiting_for(state))
     told = [(entry, text) for entry in record.timeline if (text := line(entry))]
     if len(told) > TIMELINE_LINES:
-        yield f"  {counted(len(told) - TIMELINE_LINES, 'earlier line')}: glowplug rollout status {row.name} --json"
+        yield f"  earlier lines: glowplug rollout status {row.name} --json"
     yield from (f"  {date_text(entry.t_wall_ns)}  {text}" for entry, text in told[-TIMELINE_LINES:])
 
 
@@ -71,6 +86,7 @@ def status_document(record: RolloutRecord, now_ns: int) -> dict[str, Any]:
                 "reason": node.skip_reason or node.reason,
                 "attempt": node.attempt,
                 "out_of_traffic": node.is_out,
+                "may_go_on": [{"attempt": one.attempt, "reason": one.reason} for one in node.endings if one.reason],
             }
             for node in state.nodes
         ],
@@ -115,10 +131,10 @@ def _controller_note(row: RolloutRow, now_ns: int) -> str:
     return "" if row.finished_ns is not None or _lease(row, now_ns) else "  (nobody carries it out)"
 
 
-def _controller_line(row: RolloutRow, now_ns: int) -> str:
+def _controller_line(row: RolloutRow, state: RolloutState, now_ns: int) -> str:
     lease = _lease(row, now_ns)
     if lease is None:
-        return f"nobody carries it out: glowplug rollout resume {row.name}"
+        return f"nobody carries it out: glowplug rollout {verb_to_go_on(state.phase)} {row.name}"
     return f"carried out by {lease[0]}"
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from console.rollout.events import Finish, Intent, Paused, ReadNode, RunHook, StartNode, StopNode
-from console.rollout.states import BackOut, NodeRow, NodeState, Phase, RolloutState
+from console.rollout.states import BackOut, Ending, NodeRow, NodeState, Phase, RolloutState
 
 BACKOFF_MOST_S = 3600.0
 AFTER_GATES = ("shift", "after_shift")
@@ -59,8 +59,14 @@ class Turn:
 
     def call_off(self, row: NodeRow, reason: str) -> None:
         """End an attempt that has not failed: the node is as if its turn had not come, but may be out of traffic."""
-        self.want(StopNode(row.name, row.attempt))
+        self.stop(row)
         self.wait(row, reason, self.state.now_s)
+
+    def stop(self, row: NodeRow) -> None:
+        """Have what runs of a node's attempt ended; it is kept until the node has said that it is."""
+        others = tuple(one for one in row.endings if one.attempt != row.attempt)
+        self.change_node(row.name, endings=(*others, Ending(row.attempt)))
+        self.want(StopNode(row.name, row.attempt))
 
     def wait(self, row: NodeRow, reason: str, due_s: float) -> None:
         self.change_node(

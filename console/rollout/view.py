@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from console.rollout.advance import waiting_for
-from console.rollout.commands import VERBS, event_of, judge
+from console.rollout.commands import VERBS, event_of, judge, verb_to_go_on
 from console.rollout.machine import step
 from console.rollout.saved import Settings, read_settings, read_state
 from console.rollout.states import RolloutState
@@ -22,8 +22,6 @@ LINES_KEPT, LINES_DROPPED = 1000, 250
 SAMPLES_KEPT = 100
 HOOK_LINES = 5
 NS_PER_S = 1_000_000_000
-TAKES_OVER = ("resume", "abort")
-"""Verbs that make this console the controller where there is none, whatever the state as it was left says."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,8 @@ def _possible(state: RolloutState, holder: str | None) -> frozenset[str]:
     verbs = {verb for verb in VERBS if verb not in ("retry", "skip") and _would(state, verb, {})}
     if _would(state, "promote", {"everything": True}) and not state.promoted_all:
         verbs.add("promote_all")
-    return frozenset(verbs if holder is not None else verbs.union(TAKES_OVER))
+    # Where there is no controller this console becomes it, whatever the state as it was left says.
+    return frozenset(verbs if holder is not None else {*verbs, verb_to_go_on(state.phase)})
 
 
 def _would(state: RolloutState, verb: str, arguments: Mapping[str, object]) -> bool:

@@ -47,6 +47,9 @@ _WORDS: dict[tuple[str, str], Callable[[Data], str]] = {
     ("event", "BackedOut"): lambda data: _with_reason(
         "backed out" if data.get("succeeded") else "not backed out", data
     ),
+    ("event", "StopEnded"): lambda data: _with_reason(
+        "its run has ended" if data.get("succeeded") else "its run may go on there", data
+    ),
     ("event", "GateSampled"): _sampled,
     ("event", "AvailabilityChanged"): lambda data: "out of reach" if data.get("is_down") else "can be reached again",
     ("intent", "StartNode"): lambda data: " then ".join(data.get("steps", ())),

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from console.errors import UsageError
-from console.rollout.carrying import Answer, Notice
+from console.rollout.carrying import Notice
 from console.rollout.plan import Plan
+from console.rollout.reaching import Answer
 from console.rollout.states import RolloutState
 from console.rollout.view import RolloutView
 from console.screens.ports import REFUSAL

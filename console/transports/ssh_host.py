@@ -20,7 +20,7 @@ from console.clean import clean, clean_lines
 from console.config_nodes import Node
 from console.errors import LinkLost, NodeUnreachable, UploadFailed
 from console.prompts import PromptQueue
-from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, STARTING_UP, TimedOut, bounded
+from console.transports.base import CLOSE_TIMEOUT_S, READ_BYTES, STARTING_UP, TimedOut, bounded, unbroken
 from console.transports.gate import Gate
 from console.transports.ssh import Connection, Release, close_connection, open_connection
 
@@ -60,6 +60,9 @@ class SshHost:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
+        await unbroken(self._let_go())
+
+    async def _let_go(self) -> None:
         await close_connection(self._connection)
         await self._release()
 

@@ -115,6 +115,8 @@ def node_words(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
         return [[("is backed out", "running")]]
     if row.back_out is BackOut.FAILED:
         return [[("✖ still out of traffic", "failed")], [("✖ out", "failed")]]
+    if not row.state.is_under_way and any(one.reason for one in row.endings):
+        return [[("? its run may go on there", "unknown")], [("? its run", "unknown")]]
     words = _WORDS.get(row.state, _under_way)
     return words(row, scene, moment)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from console.format import clock_text, counted, duration_text
+from console.rollout.endings import may_go_on
 from console.rollout.states import BackOut, GateCount, NodeState, Phase, Verdict
 from console.rollout.view import Look, RolloutView
 from console.widgets.paint import Line, Moment, Piece, choose, cleaned, spread, width_of
@@ -96,6 +97,8 @@ def _waits(view: RolloutView, moment: Moment) -> tuple[str, str, list[str]]:
 
     if state.phase.is_over:
         return state.reason or state.phase.value, "text", keys(("start", "starts one"), ("list", "shows others"))
+    if view.holder is None and state.phase is Phase.ABORTING:
+        return f"stands still; aborting: {state.reason}", "failed", keys(("abort", "goes on with that in this console"))
     if view.holder is None:
         why = f"; {state.phase.value}: {state.reason}" if state.reason else ""
         return f"stands still{why}", "failed", keys(("resume", "goes on in this console"), ("abort", "aborts"))
@@ -229,7 +232,9 @@ def node_lines(name: str | None, verbs: frozenset[str], scene: Scene, width: int
     first = spread(left, end if fits else [], width, moment.glyphs)
     reason = row.skip_reason or row.reason
     role = "failed" if row.state is NodeState.FAILED else "muted"
-    return [first, *(((f"   {part}", role),) for part in wrap(reason, max(10, width - 4), REASON_LINES))]
+    said = [(reason, role), *((text, "unknown") for text in may_go_on(scene.view.state, row))]
+    room = max(10, width - 4)
+    return [first, *(((f"   {part}", role),) for text, role in said for part in wrap(text, room, REASON_LINES))]
 
 
 def timeline_lines(view: RolloutView, moment: Moment) -> Iterator[Line]:

@@ -105,4 +105,8 @@ def _alone(row: NodeRow) -> Item:
 
 def _has_nothing_to_say(row: NodeRow, now_s: float) -> bool:
     waits = row.state is NodeState.PENDING and row.due_s > now_s
-    return row.state in _FOLDED and not (row.is_down or row.is_out or waits) and row.back_out is BackOut.NONE
+    return (
+        row.state in _FOLDED
+        and not (row.is_down or row.is_out or row.endings or waits)
+        and row.back_out is BackOut.NONE
+    )

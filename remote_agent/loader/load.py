@@ -13,7 +13,7 @@ from remote_agent.errors import LoadError
 from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.onto_cpu import load_onto_cpu
 from remote_agent.loader.onto_gpu import load_onto_gpu
-from remote_agent.loader.outcome import Loaded, Memory
+from remote_agent.loader.outcome import Loaded, Memory, Outcome
 from remote_agent.loader.plan import SECTION_ALIGNMENT_BYTES
 from remote_agent.loader.problems import counted
 from remote_agent.loader.progress import Announce, Progress
@@ -63,10 +63,17 @@ def load(
             result = load_onto_gpu(checkpoint, gpu, policy, shards, progress, announce, memory, meanwhile, registered)
         else:
             result = load_onto_cpu(checkpoint, policy, shards, progress, announce, memory)
+    loaded = _loaded(checkpoint, result)
+    if loaded.settling is not None and not settles_later:
+        loaded.steps["settle"] = loaded.settle()
+    return loaded
+
+
+def _loaded(checkpoint: Checkpoint, result: Outcome) -> Loaded:
     duration_ns = max(result.ended_ns - result.begun_ns, 1)
     moved = checkpoint.bytes > 0
     raw = Counter(entry.dtype for _, entry in checkpoint.entries() if torch_dtype(entry) is None)
-    loaded = Loaded(
+    return Loaded(
         tensors=result.tensors,
         bytes=checkpoint.bytes,
         path=result.path,
@@ -81,9 +88,6 @@ def load(
         plan=result.plan,
         settling=result.settling,
     )
-    if loaded.settling is not None and not settles_later:
-        loaded.steps["settle"] = loaded.settle()
-    return loaded
 
 
 def _checked(memory: Memory) -> Memory:

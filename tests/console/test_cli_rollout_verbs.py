@@ -7,18 +7,21 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from console.cli import run
+from console.cli.rollout_foreground import interrupted_text
 from console.rollout import events as e
 from console.rollout.machine import step
 from console.rollout.saved import entry, node_rows, read_state, state_json
-from console.rollout.states import NodeState, Phase
+from console.rollout.states import NodeState, Phase, begin
+from console.rollout.words import line
 from db.errors import UnavailableError
-from db.rollout_records import Turn
+from db.rollout_records import TimelineRow, Turn
 from db.rollout_store import RolloutStore
 from tests.console.rollout.fakes import NAME, Desk, FakeEffects
 from tests.console.rollout.world import rules
@@ -74,7 +77,7 @@ def test_status_shows_nodes_what_is_waited_for_and_the_timeline(desk: Desk, caps
     assert shown[:8] == [
         f"rollout pre-warm ({desk.uid[:8]}), recipe llama: aborting: 1 failed, max_failures 1: a",
         "  batch 1 of 2, 1 failure of 1",
-        "  nobody carries it out: glowplug rollout resume pre-warm",
+        "  nobody carries it out: glowplug rollout abort pre-warm",
         "  a  batch 1  failed, attempt 1, out of traffic: no memory",
         "  b  batch 2  pending",
         "  waits for a: back into its traffic",
@@ -85,14 +88,37 @@ def test_status_shows_nodes_what_is_waited_for_and_the_timeline(desk: Desk, caps
     assert said(capsys, "status", desk.uid[:6]).splitlines() == shown
 
 
-def test_status_says_how_many_earlier_lines_it_leaves_out(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
-    """The newest twenty are shown, and where the others are."""
-    tries = (e.NodeReached("a", 1, NodeState.WARMING, str(number)) for number in range(21))
-    happened(desk, e.Begin(), *tries)
+def test_status_reads_no_more_of_a_long_timeline_than_it_shows(
+    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line more tells that there are others; entries without a line are passed over, however many they are."""
+    read: list[TimelineRow] = []
+
+    def noted(entry: TimelineRow) -> str | None:
+        read.append(entry)
+        return line(entry)
+
+    happened(desk, e.Begin(), *(e.Tick(float(now)) for now in range(1, 40)))
+    happened(desk, *(e.AvailabilityChanged("b", number % 2 == 0) for number in range(21)), *(e.Tick(400.0),) * 9)
+    monkeypatch.setattr("console.rollout.status_text.line", noted)
     shown = said(capsys, "status", NAME).splitlines()
 
-    at = shown.index("  2 earlier lines: glowplug rollout status pre-warm --json")
-    assert [line[19:] for line in shown[at + 1 :]] == [f"a: warming: {number}" for number in range(1, 21)]
+    assert len({entry.entry_id for entry in read}) == 9 + 21
+    assert [text[19:] for text in shown[-20:]] == ["b: can be reached again", "b: out of reach"] * 10
+
+
+def test_status_says_where_the_earlier_lines_are_that_it_leaves_out(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest twenty are shown; a timeline of so many has no others."""
+    tries = [e.NodeReached("a", 1, NodeState.WARMING, str(number)) for number in range(20)]
+    where = "  earlier lines: glowplug rollout status pre-warm --json"
+    happened(desk, e.Begin(), *tries[:19])
+    assert where not in said(capsys, "status", NAME)
+    happened(desk, tries[19])
+    shown = said(capsys, "status", NAME).splitlines()
+
+    assert [line[19:] for line in shown[shown.index(where) + 1 :]] == [f"a: warming: {number}" for number in range(20)]
 
 
 def test_status_as_json_has_all_of_it(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,9 +130,25 @@ def test_status_as_json_has_all_of_it(desk: Desk, capsys: pytest.CaptureFixture[
     assert content["waiting_for"] == ["a: draining"]
     assert content["nodes"][0] == {
         "node": "a", "batch": 1, "state": "draining", "reason": "", "attempt": 1, "out_of_traffic": True,
+        "may_go_on": [],
     }  # fmt: skip
     assert [(one["kind"], one["what"], one["data"]) for one in content["timeline"]] == [("event", "Begin", {})]
     assert [one["rollout_uid"] for one in document(capsys, "status")["rollouts"]] == [desk.uid]
+
+
+def test_a_run_that_may_go_on_stands_under_its_node(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until its node has said that it has ended; also once the rollout is over."""
+    why = "no answer within 10 s"
+    happened(desk, e.Begin(), e.Skip("a", "bad disk"), e.StopEnded("a", 1, False, why))
+    assert (
+        f"     the run of attempt 1 may go on there: {why}; it is asked again"
+        in said(capsys, "status", NAME).splitlines()
+    )
+    happened(desk, e.Abort(), e.StopEnded("a", 1, False, why), e.BackedOut("a", True))
+
+    assert desk.state().phase is Phase.ABORTED
+    assert f"     the run of attempt 1 may go on there: {why}" in said(capsys, "status", NAME).splitlines()
+    assert document(capsys, "status", NAME)["nodes"][0]["may_go_on"] == [{"attempt": 1, "reason": why}]
 
 
 def test_hostile_text_of_a_host_is_cleaned_on_its_way_out(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +194,7 @@ def test_what_can_not_be_meant_is_exit_2(
 
 def test_a_rollout_that_is_over_takes_no_verb(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     """It stays as it is."""
-    happened(desk, e.Begin(), e.Abort("wrong model"), e.BackedOut("a", True))
+    happened(desk, e.Begin(), e.Abort("wrong model"), e.StopEnded("a", 1, True), e.BackedOut("a", True))
 
     for verb in (("pause", NAME), ("resume", NAME), ("retry", NAME, "a"), ("abort", NAME)):
         assert said(capsys, *verb, code=2) == "glowplug: rollout pre-warm is over: aborted: wrong model\n"
@@ -242,3 +284,39 @@ def test_a_lease_that_can_not_be_given_back_changes_nothing_about_the_outcome(
 
     assert "aborted" in said(capsys, "abort", NAME)
     assert desk.state().phase is Phase.ABORTED
+
+
+def test_an_interrupted_rollout_names_the_verbs_that_bring_it_on() -> None:
+    """An abort that is under way only goes on: resume would be refused."""
+    state = begin(rules(), (("a",), ("b",)))
+    warming = replace(state, phase=Phase.PAUSED, nodes=(replace(state.nodes[0], state=NodeState.WARMING),))
+    resume, abort = (f"\n  glowplug rollout {verb} pre-warm" for verb in ("resume", "abort"))
+
+    assert interrupted_text(NAME, warming) == (
+        f"interrupted; rollout pre-warm is paused; what runs on a goes on there. To go on, or to end it:{resume}{abort}"
+    )
+    assert interrupted_text(NAME, replace(state, phase=Phase.ABORTING)) == (
+        f"interrupted; rollout pre-warm is aborting. To bring that to its end:{abort}"
+    )
+    assert interrupted_text(NAME, replace(state, phase=Phase.DONE)) == "interrupted; rollout pre-warm is done"
+
+
+def test_an_abort_that_its_console_left_behind_is_brought_to_its_end_by_another(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the verb that the message names."""
+    happened(desk, e.Begin(), e.Abort("wrong model"), e.StopEnded("a", 1, True))
+
+    assert "aborted: wrong model" in said(capsys, "abort", NAME)
+    assert desk.state().phase is Phase.ABORTED
+
+
+def test_a_rollout_with_nodes_that_are_not_in_the_fleet_is_not_taken_over(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stays free for whoever has them."""
+    (tmp_path / "fleet.toml").write_text(CONFIG.replace("[nodes.b]\n", ""))
+    text = said(capsys, "resume", NAME, code=2)
+
+    assert text.splitlines()[-1] == "glowplug: rollout pre-warm has node b, which this fleet has not"
+    assert desk.read().row.lease is None

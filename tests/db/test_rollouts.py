@@ -7,7 +7,7 @@ import dataclasses
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,12 +57,18 @@ class Desk:
     def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
         self.path = path
         self.clock = Clock()
+        self.slept_s: list[float] = []
+        self.meanwhile: Callable[[], None] = lambda: None
         self._stack = stack
 
-    def store(self, holder: str) -> RolloutStore:
-        store = RolloutStore(self.path, holder, lease_s=10.0, clock_ns=self.clock)
+    def store(self, holder: str, may_live: Callable[[str], bool] = lambda holder: True) -> RolloutStore:
+        store = RolloutStore(self.path, holder, lease_s=10.0, clock_ns=self.clock, may_live=may_live, sleep=self._sleep)
         self._stack.callback(store.close)
         return store
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.meanwhile()
 
     def read(self, name: str = UID, after_entry: int = 0) -> rollouts.RolloutRecord:
         with History(self.path) as history:
@@ -193,6 +199,37 @@ def test_a_clock_that_was_set_back_keeps_no_dead_consoles_lease(desk: Desk) -> N
     desk.clock.now_ns += 10 * S
     assert second.ask(UID, ("ada", "desk"), "abort", {}) is None
     assert second.take(UID).lease is not None
+
+
+def test_a_clock_that_was_set_forward_takes_no_lease_from_who_renews_it(desk: Desk) -> None:
+    """Nor does a machine that slept: a holder has the time to renew it that it would have had anyway."""
+    first, second = desk.store("one"), desk.store("two")
+    first.create(rollout_row(), NODES)
+    desk.clock.now_ns += 3600 * S
+    desk.meanwhile = lambda: first.renew(UID)
+    with pytest.raises(LeaseHeldError, match=r"carried out by one; its lease has 10\.0 s left"):
+        second.take(UID)
+    first.record(UID, turn())
+    assert desk.slept_s == [4.0]
+
+    desk.meanwhile = lambda: None
+    desk.clock.now_ns += 3600 * S
+    assert second.take(UID).lease is not None
+    with pytest.raises(LeaseLostError):
+        first.record(UID, turn())
+    assert desk.slept_s == [4.0, 4.0]
+
+
+def test_nobody_waits_for_a_holder_that_is_gone_or_for_itself(desk: Desk) -> None:
+    """What is known to have ended renews nothing."""
+    desk.store("one").create(rollout_row(), NODES)
+    desk.clock.now_ns += 11 * S
+    second = desk.store("two", may_live=lambda holder: holder != "one")
+    second.take(UID)
+    desk.clock.now_ns += 11 * S
+    second.take(UID)
+
+    assert desk.slept_s == []
 
 
 def test_a_lease_that_is_given_back_is_free_at_once(desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -12,7 +13,10 @@ from pathlib import Path
 
 from console.config import load
 from console.fleet import Fleet
+from console.links import real_links
+from console.locations import locations
 from console.rollout.saved import run_uid
+from console.transports.gate import Gate
 from db import rollouts
 from db.queries import History
 from remote_agent.protocol.messages import Actor, Event, RunFinished, RunState
@@ -51,7 +55,8 @@ def check_round(world: World, rollout: str | None) -> Checked:
 
 async def _listen(world: World) -> None:
     """Follow all nodes until the history has what their journals have, and nothing runs."""
-    async with Fleet(load(world.config), world.history, actor=Actor("ada", "desk")) as fleet:
+    links = real_links(Gate.create(locations(os.environ), os.environ))
+    async with Fleet(load(world.config), world.history, actor=Actor("ada", "desk"), links=links) as fleet:
         for node in NODES:
             await fleet.status(node)
             await eventually(lambda node=node: not _unfinished(fleet, node))  # type: ignore[misc]

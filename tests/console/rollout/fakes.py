@@ -79,6 +79,8 @@ def usual(intent: e.Intent) -> e.Event | None:
             return e.BackedOut(intent.node, True)
         case e.TakeSample():
             return e.GateSampled(intent.analysis, intent.gate, Verdict.PASS)
+        case e.StopNode():
+            return e.StopEnded(intent.node, intent.attempt, True)
     return None
 
 

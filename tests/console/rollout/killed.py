@@ -110,6 +110,7 @@ class DiskEffects:
                 return e.BackedOut(intent.node, True)
             case e.StopNode():
                 self._do("StopNode", intent, "stop")
+                return e.StopEnded(intent.node, intent.attempt, True)
             case e.TakeSample():
                 fails = self._is_drawn(0.25, intent.analysis)
                 return e.GateSampled(intent.analysis, intent.gate, Verdict.FAIL if fails else Verdict.PASS)

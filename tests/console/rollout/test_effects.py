@@ -107,9 +107,19 @@ async def test_a_stop_cancels_the_attempts_run_or_says_that_there_is_none(acting
     await acting.fleet.warm("n1", "llama", run_uid=RUN)
     ended = await acting.act(e.StopNode("n1", 1))
 
-    assert nothing.data["text"] == f"nothing to end: no run {RUN}"
-    assert ended.data["text"] == "ended"
+    assert nothing.event == e.StopEnded("n1", 1, True, f"no run {RUN}")
+    assert ended.event == e.StopEnded("n1", 1, True)
     assert acting.host.runs[RUN].state is RunState.CANCELLED
+
+
+async def test_a_node_that_can_not_be_asked_may_go_on_with_its_run(acting: Acting) -> None:
+    """The reason is the link's."""
+    acting.world.links["n1"].lose("no route to host", failures=5, final=True)
+    outcome = await acting.act(e.StopNode("n1", 1))
+
+    assert isinstance(outcome.event, e.StopEnded)
+    assert not outcome.event.succeeded
+    assert "no route to host" in outcome.event.reason
 
 
 async def test_hooks_that_move_traffic_say_how_they_ended(acting: Acting) -> None:

@@ -48,3 +48,22 @@ async def test_what_waits_for_an_attempt_and_is_called_off_lets_nothing_past_it(
 
     assert effects.begun == [FIRST, rest[0], rest[2], rest[3]]
     assert over == [3, 1, 2, 4, 5]
+
+
+async def test_the_end_of_an_older_attempt_waits_for_no_later_one_and_ends_none() -> None:
+    """A node that was silent is asked once more beside its new attempt; what follows waits for the answer."""
+    effects = FakeEffects()
+    effects.held = {e.StartNode, e.StopNode}
+    lanes = Lanes(effects, lambda ident, intent, outcome: None, lambda event, data: None)
+    late, hook = e.StopNode("a", 1), e.RunHook("a", 2, "shift")
+    for ident, intent in enumerate((SECOND, late, hook), 1):
+        lanes.begin(ident, intent, STATE)
+    await eventually(lambda: effects.begun == [SECOND, late])
+    await effects.let_go(e.StartNode)
+    await eventually(lambda: effects.done == [SECOND])
+    assert effects.begun == [SECOND, late]
+    await effects.let_go(e.StopNode)
+    await eventually(lambda: not lanes.is_busy)
+
+    assert effects.done == [SECOND, late, hook]
+    assert effects.called_off == []

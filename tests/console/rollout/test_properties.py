@@ -39,6 +39,7 @@ deeds = st.one_of(
     st.tuples(st.just("warm"), names),
     st.tuples(st.just("hook"), names, st.booleans()),
     st.tuples(st.just("back"), names, st.booleans()),
+    st.tuples(st.just("end"), names, st.booleans()),
     st.tuples(st.just("sample"), st.integers(0, 1), st.sampled_from(list(Verdict))),
     st.tuples(st.just("tick"), st.sampled_from([1.0, 5.0, 60.0, 400.0])),
     st.tuples(st.just("down"), names, st.booleans()),
@@ -63,6 +64,7 @@ def event_of(world: World, deed: tuple[object, ...]) -> e.Event:
         "warm": lambda: e.NodeReached(name, attempt, NodeState.VERIFYING),
         "hook": lambda: e.HookEnded(name, attempt, (row and row.hook) or "shift", bool(rest[1])),
         "back": lambda: e.BackedOut(name, bool(rest[1])),
+        "end": lambda: e.StopEnded(name, row.endings[0].attempt if row and row.endings else attempt, bool(rest[1])),
         "sample": lambda: e.GateSampled(analysis, rest[0], rest[1]),  # type: ignore[arg-type]
         "tick": lambda: e.Tick(world.state.now_s + rest[0]),  # type: ignore[operator]
         "down": lambda: e.AvailabilityChanged(name, bool(rest[1])),
@@ -98,12 +100,14 @@ def brought_to_its_end(world: World) -> Phase:
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
-@given(rules=rule_sets, batches=st.sampled_from(BATCHES), happenings=st.lists(fewer_ends, max_size=50))
+@given(
+    rules=rule_sets, batches=st.sampled_from(BATCHES), happenings=st.lists(fewer_ends, max_size=50), ends=st.booleans()
+)
 def test_every_list_of_events_keeps_the_rules_and_can_be_brought_to_its_end(
-    rules: Rules, batches: tuple[tuple[str, ...], ...], happenings: list[tuple[object, ...]]
+    rules: Rules, batches: tuple[tuple[str, ...], ...], happenings: list[tuple[object, ...]], ends: bool
 ) -> None:
     """At most max_unavailable at once, none shifted unverified or forgotten, failures once, each wait named."""
-    world = World(rules, batches)
+    world = World(rules, batches, ends=ends)
     play(world, happenings)
 
     assert brought_to_its_end(world).is_over
@@ -115,15 +119,17 @@ def test_every_list_of_events_keeps_the_rules_and_can_be_brought_to_its_end(
     batches=st.sampled_from(BATCHES),
     happenings=st.lists(fewer_ends, max_size=30),
     later=st.lists(deeds, max_size=20),
+    ends=st.booleans(),
 )
 def test_after_an_abort_nothing_is_started_whatever_comes(
     rules: Rules,
     batches: tuple[tuple[str, ...], ...],
     happenings: list[tuple[object, ...]],
     later: list[tuple[object, ...]],
+    ends: bool,
 ) -> None:
     """Nothing new is begun, what was ready stays so, and what was out of traffic has been brought back at the end."""
-    world = World(rules, batches)
+    world = World(rules, batches, ends=ends)
     play(world, happenings)
     world.do(e.Abort())
     ready = {row.name for row in world.state.nodes if row.state is NodeState.READY}
@@ -139,12 +145,14 @@ def test_after_an_abort_nothing_is_started_whatever_comes(
 
 
 @settings(derandomize=True, max_examples=50, deadline=None)
-@given(rules=rule_sets, batches=st.sampled_from(BATCHES), happenings=st.lists(fewer_ends, max_size=30))
+@given(
+    rules=rule_sets, batches=st.sampled_from(BATCHES), happenings=st.lists(fewer_ends, max_size=30), ends=st.booleans()
+)
 def test_after_a_restart_every_node_under_way_is_asked_for_and_nothing_goes_on_by_itself(
-    rules: Rules, batches: tuple[tuple[str, ...], ...], happenings: list[tuple[object, ...]]
+    rules: Rules, batches: tuple[tuple[str, ...], ...], happenings: list[tuple[object, ...]], ends: bool
 ) -> None:
     """Under way becomes unknown, a running rollout paused; resuming before all were read leaves it paused."""
-    world = World(rules, batches)
+    world = World(rules, batches, ends=ends)
     play(world, happenings)
     before = world.state
     wanted = world.do(e.Restarted(0.0))

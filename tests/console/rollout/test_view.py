@@ -74,11 +74,12 @@ def test_a_long_timeline_keeps_its_end_and_counts_the_rest() -> None:
         (Phase.PAUSED, ELSEWHERE, {"resume", "promote", "abort", "promote_all"}),
         (Phase.RUNNING, None, {"pause", "resume", "abort", "promote_all"}),
         (Phase.ABORTING, scenes.HERE, {"abort"}),
+        (Phase.ABORTING, None, {"abort"}),
         (Phase.DONE, scenes.HERE, set()),
     ],
 )
 def test_a_verb_is_offered_where_the_machine_would_do_it(phase: Phase, holder: str | None, verbs: set[str]) -> None:
-    """Where nobody carries the rollout out, resume and abort always are: they make this console do it."""
+    """Where nobody carries the rollout out, this console would: by resume and abort, by abort alone while it aborts."""
     nodes = [node for node in NODES if node.state is not NodeState.FAILED]
 
     assert view(scenes.state(nodes, phase), holder).possible == verbs

@@ -28,27 +28,52 @@ class World:
     """One rollout with all that it ever asked for; every state passes through JSON on its way."""
 
     def __init__(
-        self, rules: Rules, batches: Sequence[Sequence[str]] = (("a",),), down: Sequence[str] = (), begun: bool = True
+        self,
+        rules: Rules,
+        batches: Sequence[Sequence[str]] = (("a",),),
+        down: Sequence[str] = (),
+        begun: bool = True,
+        ends: bool = True,
     ) -> None:
         self.state: RolloutState = begin(rules, batches, down)
         self.asked: list[e.Intent] = []
         self.last: tuple[e.Intent, ...] = ()
         self.allowed: set[tuple[str, int]] = set()
         self.failures = 0
+        self.unended: set[tuple[str, int]] = set()
+        self.ends = ends
         if begun:
             self.do(e.Begin())
 
     def do(self, *events: e.Event) -> tuple[e.Intent, ...]:
-        """Let these events happen; return what the last one made the rollout want."""
+        """Let these events happen; return what the last one made the rollout want.
+
+        With ``ends`` each node says at once that what was to be ended is.
+        """
         for event in events:
-            before = self.state
-            after, self.last = step(before, event)
-            self._note_verified(before, event)
-            self.state = decode(RolloutState, json.loads(json.dumps(encode(after))), Unknown.REFUSE)
-            assert self.state == after
-            self.asked += self.last
-            self._check(before)
+            self._happen(event)
+            if self.ends:
+                self._answer_stops()
         return self.last
+
+    def _happen(self, event: e.Event) -> None:
+        before = self.state
+        after, self.last = step(before, event)
+        self._note_verified(before, event)
+        self.state = decode(RolloutState, json.loads(json.dumps(encode(after))), Unknown.REFUSE)
+        assert self.state == after
+        self.asked += self.last
+        if isinstance(event, e.StopEnded) and event.succeeded and not before.phase.is_over:
+            self.unended.discard((event.node, event.attempt))
+        self.unended |= {(one.node, one.attempt) for one in self.last if isinstance(one, e.StopNode)}
+        self._check(before)
+
+    def _answer_stops(self) -> None:
+        wanted = self.last
+        for stop in [one for one in wanted if isinstance(one, e.StopNode)]:
+            self._happen(e.StopEnded(stop.node, stop.attempt, True))
+            wanted = (*wanted, *self.last)
+        self.last = wanted
 
     def row(self, name: str) -> NodeRow:
         row = self.state.node(name)
@@ -87,6 +112,9 @@ class World:
                 self.do(e.BackedOut(row.name, True))
             elif row.back_out.value == "failed":
                 self.do(e.Skip(row.name, "put back by hand"))
+            for ending in row.endings:
+                if ending.is_asked:
+                    self.do(e.StopEnded(row.name, ending.attempt, True))
             row = self.row(row.name)
             if row.state is NodeState.UNKNOWN or row.state.is_under_way:
                 self.warm(row.name)
@@ -150,7 +178,9 @@ class World:
             assert after.phase in (Phase.ABORTING, Phase.ABORTED)
         if after.phase is Phase.RUNNING:
             assert not any(row.failed_at_gate for row in after.nodes)
+        assert {(row.name, one.attempt) for row in after.nodes for one in row.endings} == self.unended
         if after.phase.is_over:
+            assert not any(row.is_being_ended for row in after.nodes)
             assert not any(row.is_out or row.state.is_under_way for row in after.nodes)
             assert waiting_for(after) == ()
         else:

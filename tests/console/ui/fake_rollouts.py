@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from console.errors import GlowplugError
-from console.rollout.carrying import Answer, Notice
+from console.rollout.carrying import Notice
 from console.rollout.plan import Plan
+from console.rollout.reaching import Answer
 from console.rollout.states import RolloutState
 from console.rollout.view import RolloutView
 from db.rollout_records import RolloutRow

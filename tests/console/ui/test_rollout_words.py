@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from console.rollout.saved import run_uid
-from console.rollout.states import GateCount, NodeRow, NodeState, Phase, Verdict
+from console.rollout.states import Ending, GateCount, NodeRow, NodeState, Phase, Verdict
 from console.rollout.view import RolloutView
 from console.state import NodeState as FleetNode
 from console.widgets.paint import Line, Moment, plain, width_of
 from console.widgets.rollout_cell import Scene, item_line
 from console.widgets.rollout_head import gate_lines, holder_piece, node_lines, standing_line, waiting_lines
-from console.widgets.rollout_layout import Item
+from console.widgets.rollout_layout import Item, lay_out
 from tests.console.ui import rollout_scenes as scenes
 from tests.console.ui import scenes as fleet_scenes
 from tests.console.ui.rollout_scenes import ELSEWHERE, NODES, UID, view
@@ -76,9 +76,11 @@ def test_one_line_says_how_it_stands() -> None:
         ),
         (view(scenes.state(NODES[2:3], Phase.ABORTING, reason="by anna", analysis=None)),
          "by anna; gpu-eu-03: back into its traffic"),
+        (view(scenes.state(phase=Phase.ABORTING, reason="by anna", analysis=None), None),
+         "stands still; aborting: by anna x goes on with that in this console"),
         (view(scenes.state(phase=Phase.DONE, reason="7 ready")), "7 ready n starts one · o shows others"),
     ],
-    ids=["running", "pause", "nobody", "failed gate", "inconclusive", "unread", "aborting", "done"],
+    ids=["running", "pause", "nobody", "failed gate", "inconclusive", "unread", "aborting", "aborting, nobody", "done"],
 )  # fmt: skip
 def test_why_it_waits_and_which_key_goes_on(made: RolloutView, words: str) -> None:
     """In each situation in which an operator is needed, and in those in which not."""
@@ -143,3 +145,19 @@ def test_the_selected_node_has_all_of_its_reason_and_its_keys() -> None:
     assert lines[0].endswith("r tries again · s skips it")
     assert lines[1] == "compile: no kernel image for sm_90: torch 2.1 is built for sm_80"
     assert node_lines("no-such-node", frozenset(), scene(), 100, MOMENT) == []
+
+
+def test_a_run_that_may_go_on_is_seen_in_its_cell_and_told_under_the_selected_node() -> None:
+    """It is never folded away; the end of one that has not been asked for in vain is nobody's concern."""
+    skipped = NodeRow("gpu-eu-06", 2, NodeState.SKIPPED, skip_reason="bad disk", endings=(Ending(1),))
+    silent = replace(skipped, endings=(Ending(1, 3, is_asked=False, due_s=90.0, reason="no answer within 10 s"),))
+    said, told = (scene(view(scenes.state((row,), analysis=None))) for row in (skipped, silent))
+
+    assert cell("gpu-eu-06", said) == "– gpu-eu-06 skipped: bad disk"
+    assert cell("gpu-eu-06", told) == "– gpu-eu-06 ? its run may go on there"
+    assert "there: no answer within 10 s; it is asked again" in text(
+        node_lines("gpu-eu-06", frozenset(), told, 120, MOMENT)
+    )
+    many = [replace(silent, name=f"gpu-{number}") for number in range(9)]
+    plan = lay_out(many, 40, 4, None, folds=True, now_s=50.0)
+    assert not any(item.is_fold for item in plan.columns[0].items)
