@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Any
 
 from db.errors import AmbiguousRolloutError
 from db.queries import SHORTEST_PREFIX, History, is_text
-from db.rollout_records import CommandRow, Lease, RolloutNodeRow, RolloutRecord, RolloutRow, TimelineRow
+from db.rollout_records import CommandRow, Lease, RolloutNodeRow, RolloutRecord, RolloutRow, TimelineRow, Unfinished
 
 ROLLOUT_COLUMNS = (
     "rollout_uid, name, recipe, actor_user, actor_host, settings_json, state_json, phase, reason, created_ns,"
@@ -52,6 +53,17 @@ def listed(history: History, limit: int = 20, unfinished: bool = False) -> tuple
         return tuple(rollout_row(row) for row in rows)
 
 
+def unfinished(history: History) -> tuple[Unfinished, ...]:
+    """Return the rollouts that are not over, newest first, without what is long of them."""
+    with history.snapshot() as connection:
+        rows = connection.execute(
+            "SELECT rollout_uid, name, phase, lease_holder, lease_expires_ns, (SELECT count(*) FROM rollout_nodes"
+            " WHERE rollout_nodes.rollout_id = rollouts.rollout_id AND is_out) AS nodes_out"
+            " FROM rollouts WHERE finished_ns IS NULL ORDER BY created_ns DESC"
+        )
+        return tuple(Unfinished(**_with_lease(row)) for row in rows)
+
+
 def claims(history: History, node: str) -> tuple[str, ...]:
     """Return, a line each, which rollouts that are not over have the node out of its traffic or under way."""
     with history.snapshot() as connection:
@@ -95,10 +107,15 @@ def find_row(connection: sqlite3.Connection, name: str) -> sqlite3.Row | None:
 
 
 def rollout_row(row: sqlite3.Row) -> RolloutRow:
-    fields = dict(row)
+    fields = _with_lease(row)
     del fields["rollout_id"]
+    return RolloutRow(**fields)
+
+
+def _with_lease(row: sqlite3.Row) -> dict[str, Any]:
+    fields = dict(row)
     holder, expires_ns = fields.pop("lease_holder"), fields.pop("lease_expires_ns")
-    return RolloutRow(**fields, lease=None if holder is None else Lease(holder, expires_ns))
+    return {**fields, "lease": None if holder is None else Lease(holder, expires_ns)}
 
 
 def command_row(row: sqlite3.Row) -> CommandRow:

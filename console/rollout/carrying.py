@@ -25,6 +25,7 @@ from console.rollout.beginning import create, planned
 from console.rollout.controller import Controller
 from console.rollout.effects import Effects, FleetEffects, until_reached_or_not
 from console.rollout.idle import WITHOUT_CONTROLLER, apply_idle
+from console.rollout.others import Other, others_of
 from console.rollout.plan import Plan
 from console.rollout.saved import Settings, read_settings, read_state
 from console.rollout.states import NodeState, RolloutState
@@ -112,6 +113,12 @@ class Carrier:
         """Return the newest rollouts of the history, newest first."""
         history = await self._reader()
         return () if history is None else await _in_thread(lambda: rollouts.listed(history))
+
+    async def others(self) -> tuple[Other, ...]:
+        """Return what is not over and not carried out here; what nobody carries out comes first."""
+        history = await self._reader()
+        rows = () if history is None else await _in_thread(lambda: rollouts.unfinished(history))
+        return others_of(rows, self._works, time.time_ns())
 
     async def read(self, rollout_uid: str) -> RolloutView | None:
         """Return a rollout as the history has it now; None where there is none of that uid."""

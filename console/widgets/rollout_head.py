@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from console.format import clock_text, counted, duration_text
+from console.rollout.others import Other, carrier_words
 from console.rollout.states import BackOut, GateCount, NodeState, Phase, Verdict
 from console.rollout.view import Look, RolloutView
 from console.widgets.paint import Line, Moment, Piece, choose, cleaned, spread, width_of
@@ -41,9 +42,25 @@ def holder_piece(view: RolloutView) -> Piece:
     if view.is_here:
         return " ● carried out here ", "ready"
     if view.holder is None:
-        return " ✖ nobody carries it out ", "failed"
-    host, _, rest = view.holder.partition(":")
-    return f" ● carried out by {host}, process {rest.partition(':')[0]} ", "accent"
+        return f" ✖ {carrier_words(None)} ", "failed"
+    return f" ● {carrier_words(view.holder)} ", "accent"
+
+
+def others_line(others: Sequence[Other], hint: str, width: int, moment: Moment) -> Line:
+    """Say how the first of ``others`` stands, and how many more there are; ``hint``: the key to it, and what it does.
+
+    Where there is little room, how many are out of traffic and the key stay longest.
+    """
+    one = others[0]
+    role = "failed" if one.holder is None else "accent"
+    name: Piece = (f" {'✖' if one.holder is None else '●'} rollout {one.name}: {one.phase}", role)
+    who: Piece = (f", {carrier_words(one.holder)}", role)
+    out: Piece = (f", {counted(one.nodes_out, 'node')} out of traffic" if one.nodes_out else "", "warning")
+    more: Piece = (f"; and {counted(len(others) - 1, 'more rollout')}" if len(others) > 1 else "", role)
+    key: Piece = (f"  {hint}" if hint else "", "accent")
+    short_who: Piece = (f", by {one.holder.partition(':')[0]}" if one.holder is not None else ", nobody at it", role)
+    options = ([name, who, out, more, key], [name, who, out, key], [name, short_who, out, key], [name, out, key])
+    return choose((*options, [name, out]), width, moment.glyphs)
 
 
 def standing_line(view: RolloutView, width: int, moment: Moment) -> Line:

@@ -14,6 +14,7 @@ from console.errors import HistoryError, UsageError
 from console.rollout import events as e
 from console.rollout.carrying import Carrier
 from console.rollout.effects import Outcome
+from console.rollout.others import Other
 from console.rollout.states import NodeState, Phase
 from db.database import connect
 from remote_agent.protocol.messages import Actor
@@ -125,6 +126,29 @@ async def test_one_that_another_process_carries_out_is_steered_from_here(console
     assert (view.holder, view.is_here, console.carrier.carried) == ("elsewhere", False, {})
     await effects.let_go(e.StartNode)
     await task
+
+
+async def test_a_rollout_of_others_is_told_with_who_carries_it_out_and_what_is_out_of_traffic(
+    console: Console, desk: Desk
+) -> None:
+    """Another process, then nobody; what this console carries out is not among them, nor what is over."""
+    effects = FakeEffects()
+    effects.held = {e.RunHook}
+    task = asyncio.ensure_future(desk.controller(effects, "elsewhere").run())
+    await eventually(lambda: any(isinstance(one, e.RunHook) for one in effects.begun))
+    held = await console.carrier.others()
+    desk.store("elsewhere").give_back(desk.uid)
+    left = await console.carrier.others()
+    task.cancel()
+    await effects.let_go(e.RunHook)
+    await asyncio.wait({task})
+    await eventually(lambda: desk.read().row.lease is None)
+    console.effects.held = {e.ReadNode, e.StartNode, e.RunHook}
+    await console.carrier.ask(desk.uid, "abort", {})
+
+    assert held == (Other(desk.uid, NAME, "running", "elsewhere", 1),)
+    assert left == (Other(desk.uid, NAME, "running", None, 1),)
+    assert await console.carrier.others() == ()
 
 
 async def test_one_that_nobody_carries_out_becomes_this_consoles_when_resumed(console: Console, desk: Desk) -> None:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from console.rollout.others import Other
 from console.rollout.saved import run_uid
 from console.rollout.states import GateCount, NodeRow, NodeState, Phase, Verdict
 from console.rollout.view import RolloutView
 from console.state import NodeState as FleetNode
 from console.widgets.paint import Line, Moment, plain, width_of
 from console.widgets.rollout_cell import Scene, item_line
-from console.widgets.rollout_head import gate_lines, holder_piece, node_lines, standing_line, waiting_lines
+from console.widgets.rollout_head import gate_lines, holder_piece, node_lines, others_line, standing_line, waiting_lines
 from console.widgets.rollout_layout import Item
 from tests.console.ui import rollout_scenes as scenes
 from tests.console.ui import scenes as fleet_scenes
@@ -143,3 +144,15 @@ def test_the_selected_node_has_all_of_its_reason_and_its_keys() -> None:
     assert lines[0].endswith("r tries again · s skips it")
     assert lines[1] == "compile: no kernel image for sm_90: torch 2.1 is built for sm_80"
     assert node_lines("no-such-node", frozenset(), scene(), 100, MOMENT) == []
+
+
+def test_a_rollout_of_others_is_said_in_one_line_at_every_width() -> None:
+    """How many nodes are out of traffic and the key stay longest."""
+    others = (Other("1", "eu-llama", "paused", None, 1), Other("2", "lab", "running", ELSEWHERE, 0))
+    wide, narrow = (plain(others_line(others, "o shows it", width, MOMENT)).strip() for width in (120, 64))
+
+    left = "✖ rollout eu-llama: paused, nobody carries it out, 1 node out of traffic"
+    assert wide == f"{left}; and 1 more rollout  o shows it"
+    assert narrow == "✖ rollout eu-llama: paused, 1 node out of traffic  o shows it"
+    for width in range(10, 140):
+        assert width_of(others_line(others, "o shows it", width, MOMENT)) == width
