@@ -14,6 +14,7 @@ from textual.widgets import Input
 from console.app import GlowplugApp
 from console.errors import HistoryError
 from console.rollout import events as e
+from console.rollout.others import Other
 from console.rollout.saved import run_uid
 from console.rollout.states import GateCount, Phase, Verdict
 from console.screens.confirm import ConfirmScreen
@@ -227,6 +228,27 @@ async def test_another_rollout_of_the_history_is_chosen_from_a_list() -> None:
         assert "eu-llama" in head(app)
         await press(app, pilot, "o", "enter")
         assert "✔ done  lab-llama" in head(app)
+
+
+async def test_over_a_rollout_that_has_ended_another_that_goes_on_is_said_with_its_key() -> None:
+    """The screen stays where it is; while what is shown goes on it says nothing of others."""
+    newer = view(holder=ELSEWHERE, rollout_uid=OTHER_UID, name="lab-llama")
+    rollouts = FakeRollouts([newer, view()])
+    rollouts.unfinished = (Other(OTHER_UID, "lab-llama", "running", ELSEWHERE, 1),)
+    async with opened(rollouts) as (app, pilot):
+        screen_of(app).show_rollout(UID)
+        await settle(app, pilot)
+        assert "lab-llama" not in head(app)
+
+        rollouts.views = [newer, view(scenes.state(phase=Phase.DONE, reason="8 ready"))]
+        screen_of(app).read()
+        await settle(app, pilot)
+        assert "✔ done  eu-llama" in head(app)
+        assert "● rollout lab-llama: running, carried out by build-7, process 4711, 1 node out of traffic" in head(app)
+        assert "o lists it" in head(app)
+        await press(app, pilot, "o", "enter")
+        assert "● running  lab-llama" in head(app)
+        assert "lists it" not in head(app)
 
 
 # --- for real: a history, a controller, a world as a test tells it ---------------------------------
