@@ -296,4 +296,4 @@ class RolloutScreen(ConsoleScreen):
         if row is None:
             return self.glyphs.text(summary_text(view))
         reason = row.skip_reason or row.reason
-        return self.glyphs.text(f"{row.name}: {row.state.value}{': ' if reason else ''}{reason}")
+        return self.glyphs.text(f"{row.name}: {view.state.word(row)}{': ' if reason else ''}{reason}")

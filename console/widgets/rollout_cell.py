@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from console.format import NS_PER_S, coarse_duration, counted, duration_text, percent_text
 from console.rollout.saved import run_uid
-from console.rollout.states import BackOut, NodeRow, NodeState
+from console.rollout.states import CALLED_OFF, NOT_BEGUN, BackOut, NodeRow, NodeState, RolloutState
 from console.rollout.view import RolloutView
 from console.state import NodeState as FleetNode
 from console.state import RunView, elapsed_ns
@@ -18,23 +18,25 @@ from console.widgets.paint import Line, Moment, Piece, cleaned, fit, spread, wid
 from console.widgets.rollout_layout import Column, Item
 from console.widgets.stage_view import current_progress
 
-SIGNS: Mapping[NodeState, tuple[str, str]] = {
-    NodeState.PENDING: ("○", "waiting"),
-    NodeState.DRAINING: ("●", "running"),
-    NodeState.WARMING: ("●", "running"),
-    NodeState.VERIFYING: ("●", "running"),
-    NodeState.SHIFTING: ("●", "running"),
-    NodeState.READY: ("✔", "ready"),
-    NodeState.FAILED: ("✖", "failed"),
-    NodeState.SKIPPED: ("–", "muted"),
-    NodeState.UNKNOWN: ("?", "unknown"),
-}
 UNDER_WAY = "under way"
-COUNTED = ("ready", UNDER_WAY, "failed", "unknown", "skipped", "pending")
-_COUNT_SIGNS = {
-    **{state.value: sign for state, sign in SIGNS.items()},
-    UNDER_WAY: SIGNS[NodeState.WARMING],
+SIGNS: Mapping[str, tuple[str, str]] = {
+    NodeState.PENDING.value: ("○", "waiting"),
+    NodeState.DRAINING.value: ("●", "running"),
+    NodeState.WARMING.value: ("●", "running"),
+    NodeState.VERIFYING.value: ("●", "running"),
+    NodeState.SHIFTING.value: ("●", "running"),
+    NodeState.READY.value: ("✔", "ready"),
+    NodeState.FAILED.value: ("✖", "failed"),
+    NodeState.SKIPPED.value: ("–", "muted"),
+    NodeState.UNKNOWN.value: ("?", "unknown"),
+    UNDER_WAY: ("●", "running"),
+    CALLED_OFF: ("–", "warning"),
+    NOT_BEGUN: ("○", "faint"),
 }
+"""By what `RolloutState.word` says of a node, and for those that are on their way together."""
+
+COUNTED = ("ready", UNDER_WAY, "failed", "unknown", "skipped", CALLED_OFF, "pending", NOT_BEGUN)
+WILL_NOT_BE = (CALLED_OFF, NOT_BEGUN)
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ class Scene:
     node: Callable[[str], FleetNode | None]
 
 
-def count_states(nodes: tuple[NodeRow, ...]) -> Counter[str]:
-    """Return how many nodes are in which state, those on their way together."""
-    return Counter(UNDER_WAY if node.state.is_under_way else node.state.value for node in nodes)
+def count_states(nodes: tuple[NodeRow, ...], state: RolloutState) -> Counter[str]:
+    """Return of how many nodes what is said, those on their way together."""
+    return Counter(UNDER_WAY if node.state.is_under_way else state.word(node) for node in nodes)
 
 
 def count_pieces(counts: Counter[str], *, with_words: bool) -> list[Piece]:
@@ -55,7 +57,7 @@ def count_pieces(counts: Counter[str], *, with_words: bool) -> list[Piece]:
     pieces: list[Piece] = []
     for word in COUNTED:
         if count := counts[word]:
-            sign, role = _COUNT_SIGNS[word]
+            sign, role = SIGNS[word]
             pieces.append((f"{sign} {count} {word}  " if with_words else f"{sign} {count}  ", role))
     return pieces
 
@@ -70,7 +72,7 @@ def head_lines(column: Column, view: RolloutView, width: int, moment: Moment) ->
     if column.batch + 1 in view.state.rules.pause_after and column.batch + 1 < view.batches:
         ends.append((" then waits ", "muted"))
     first = spread([name, facts], ends, width, moment.glyphs)
-    counts = count_states(column.nodes)
+    counts = count_states(column.nodes, view.state)
     options = [[(" ", "text"), *count_pieces(counts, with_words=words)] for words in (True, False)]
     fitting = next((one for one in options if width_of(cleaned(one, moment.glyphs)) <= width), options[-1])
     return first, fit(fitting, width, moment.glyphs)
@@ -81,8 +83,9 @@ def item_line(item: Item, scene: Scene, width: int, moment: Moment, *, is_select
     if item.is_fold:
         return fit([(" ", "text"), *_fold_pieces(item, scene)], width, moment.glyphs)
     row = item.nodes[0]
-    sign, role = SIGNS[row.state]
-    if row.is_down and not row.state.is_over:
+    word = scene.view.state.word(row)
+    sign, role = SIGNS[word]
+    if row.is_down and not row.state.is_over and word not in WILL_NOT_BE:
         sign, role = "?", "unknown"
     left: list[Piece] = [("▸" if is_selected else " ", "frame-selected"), (f"{sign} ", role)]
     left.append((row.name, "frame-selected" if is_selected else "strong" if row.state.is_under_way else "text"))
@@ -100,9 +103,9 @@ def is_live(row: NodeRow) -> bool:
 
 
 def _fold_pieces(item: Item, scene: Scene) -> list[Piece]:
-    state, count = item.nodes[0].state, len(item.nodes)
-    sign, role = SIGNS[state]
-    pieces: list[Piece] = [(f"{sign} {count} {state.value}", role)]
+    state, count, word = item.nodes[0].state, len(item.nodes), scene.view.state.word(item.nodes[0])
+    sign, role = SIGNS[word]
+    pieces: list[Piece] = [(f"{sign} {count} {word}", role)]
     times = [scene.view.warm_ns[node.name] for node in item.nodes if node.name in scene.view.warm_ns]
     if state is NodeState.READY and times:
         pieces.append((f"  median {duration_text(statistics.median(times))}", "muted"))
@@ -120,6 +123,9 @@ def node_words(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
 
 
 def _pending(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
+    word = scene.view.state.word(row)
+    if word in WILL_NOT_BE:
+        return [[(word, SIGNS[word][1])], []]
     wait_s = row.due_s - scene.view.now_s(moment.wall_ns)
     if row.attempt and wait_s > 0:
         return [[(f"again in {wait_s:.0f} s", "waiting")]]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from console.format import clock_text, counted, duration_text
 from console.rollout.others import Other, carrier_words
-from console.rollout.states import BackOut, GateCount, NodeState, Phase, Verdict
+from console.rollout.states import NOT_BEGUN, BackOut, GateCount, NodeState, Phase, Verdict
 from console.rollout.view import Look, RolloutView
 from console.widgets.paint import Line, Moment, Piece, choose, cleaned, spread, width_of
 from console.widgets.rollout_cell import (
@@ -70,7 +70,7 @@ def standing_line(view: RolloutView, width: int, moment: Moment) -> Line:
     phase: Piece = (f" {PHASES[state.phase][0]} ", PHASES[state.phase][1])
     name: Piece = (f" {row.name}  ", "title")
     batch: Piece = (f"batch {state.batch + 1} of {view.batches}  ", "text")
-    counts = count_states(state.nodes)
+    counts = count_states(state.nodes, state)
     left = sum(counts[word] for word in (UNDER_WAY, "pending", "unknown"))
     limit: Piece = (
         f"failures {state.failures}/{state.rules.max_failures}  ",
@@ -78,7 +78,7 @@ def standing_line(view: RolloutView, width: int, moment: Moment) -> Line:
     )
     rest: Piece = (f"{left} left  ", "text" if left else "faint")
     time = [(f"{duration_text(max(0, end_ns - row.created_ns))} ", "muted")]
-    begun = counts - Counter(pending=counts["pending"])
+    begun = Counter({word: count for word, count in counts.items() if word not in ("pending", NOT_BEGUN)})
     words, figures = count_pieces(counts, with_words=True), count_pieces(counts, with_words=False)
     for start, end in (
         ([phase, name, batch, *words, rest, limit], time),
@@ -228,8 +228,9 @@ def node_lines(name: str | None, verbs: frozenset[str], scene: Scene, width: int
     row = scene.view.state.node(name) if name is not None else None
     if row is None:
         return []
-    sign, role = SIGNS[row.state]
-    words = node_words(row, scene, moment)[0] if not row.state.is_over else [(row.state.value, role)]
+    word = scene.view.state.word(row)
+    sign, role = SIGNS[word]
+    words = node_words(row, scene, moment)[0] if not row.state.is_over else [(word, role)]
     facts = [f"batch {row.batch + 1}"]
     if row.attempt:
         facts.append(f"attempt {row.attempt}")

@@ -113,6 +113,24 @@ def test_a_cell_has_sign_name_and_word(name: str, words: str) -> None:
     assert cell(name, scene(), 14).startswith(words[:11])
 
 
+def test_after_an_abort_nothing_is_pending_or_left() -> None:
+    """What was begun is called off, the rest not begun: in counts, in cells, in the line of a node, folded or not."""
+    nodes = (NODES[0], NodeRow("gpu-eu-02", 1, attempt=1, reason="aborted"), *(
+        NodeRow(f"gpu-eu-0{number}", 1, is_down=number == 3) for number in range(3, 7)
+    ))  # fmt: skip
+    for phase in (Phase.ABORTING, Phase.ABORTED):
+        made = view(scenes.state(nodes, phase, analysis=None))
+        standing = " ".join(plain(standing_line(made, 120, MOMENT)).split())
+        fold = Item(tuple(nodes[3:]))
+
+        assert "✔ 1 ready – 1 called off ○ 4 not begun 0 left" in standing
+        assert cell("gpu-eu-02", scene(made)) == "– gpu-eu-02 called off"
+        assert cell("gpu-eu-03", scene(made)) == "○ gpu-eu-03 not begun"
+        assert plain(item_line(fold, scene(made), 30, MOMENT, is_selected=False)).strip() == "○ 3 not begun"
+        selected = text(node_lines("gpu-eu-02", frozenset(), scene(made), 80, MOMENT))
+        assert selected.startswith("– gpu-eu-02 called off batch 2, attempt 1")
+
+
 def test_a_node_out_of_sight_is_not_said_to_load() -> None:
     """Its link's state stands in the cell, and no stage; a node that the fleet has not shows its own state."""
     silent = fleet_scenes.silent("gpu-eu-02", run_uid(UID, "gpu-eu-02", 1))
