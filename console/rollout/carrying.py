@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 60.0
 POLL_S = 0.1
+TAKEN_OVER = "nobody carried it out: this console does from here on"
 
 Answer = tuple[bool, str]
 """Whether what was asked was done, and one line on what came of it."""
@@ -161,8 +162,13 @@ class Carrier:
         """
         store = await self._writer()
         async with self._deciding:
+            before = self._works.get(rollout_uid)
             asked = await self._ask(store, rollout_uid, verb, arguments)
-        return await self._answered(store, rollout_uid, asked) if isinstance(asked, int) else asked
+            is_taken_over = self._works.get(rollout_uid) is not before
+        if not isinstance(asked, int):
+            return asked
+        is_done, text = await self._answered(store, rollout_uid, asked)
+        return is_done, f"{text}; {TAKEN_OVER}" if is_taken_over else text
 
     async def close(self) -> None:
         """Pause what this console carries out, wait for hooks that move traffic, and call off the rest, as Ctrl-C."""
@@ -233,7 +239,6 @@ class Carrier:
         except BaseException:
             await asyncio.to_thread(store.give_back, uid)
             raise
-        self._notices.append(Notice(f"nobody carried out rollout {row.name}: this console does from here on"))
         self._carry_out(store, row, effects)
         return ident
 
@@ -241,6 +246,8 @@ class Carrier:
         uid = row.rollout_uid
 
         def told(entries: Sequence[Entry], state: RolloutState) -> None:
+            if any(entry.what == "Restarted" for entry in entries):
+                return  # the pause that this makes lasts until the verb is answered, which says what came of it
             said = [text for entry in entries if entry.kind == "controller" and (text := line(entry))]
             is_bad = any(node.state is NodeState.FAILED for node in state.nodes)
             self._notices += [Notice(f"rollout {row.name} {text}", is_bad) for text in said]
