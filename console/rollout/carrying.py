@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +62,7 @@ class Notice:
 class _Work:
     name: str
     controller: Controller
+    effects: Effects
     task: asyncio.Task[None]
 
 
@@ -134,6 +135,8 @@ class Carrier:
 
         view = await _in_thread(read)
         if view is not None:
+            work = self._works.get(rollout_uid)
+            view = replace(view, said=dict(work.effects.said()) if work is not None else {})
             self._views = {rollout_uid: view}
         return view
 
@@ -254,7 +257,7 @@ class Carrier:
 
         controller = Controller(store, row, effects, told)
         task = asyncio.ensure_future(self._work(store, row, controller))
-        self._works[uid] = _Work(row.name, controller, task)
+        self._works[uid] = _Work(row.name, controller, effects, task)
 
     async def _work(self, store: RolloutStore, row: RolloutRow, controller: Controller) -> None:
         try:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
 from console.format import NS_PER_S, coarse_duration, counted, duration_text, percent_text
 from console.rollout.saved import run_uid
 from console.rollout.states import CALLED_OFF, NOT_BEGUN, BackOut, NodeRow, NodeState, RolloutState
@@ -14,7 +16,7 @@ from console.rollout.view import RolloutView
 from console.state import NodeState as FleetNode
 from console.state import RunView, elapsed_ns
 from console.widgets.node_view import node_status
-from console.widgets.paint import Line, Moment, Piece, cleaned, fit, spread, width_of
+from console.widgets.paint import Line, Moment, Piece, choose, cleaned, fit, spread, width_of
 from console.widgets.rollout_layout import Column, Item
 from console.widgets.stage_view import current_progress
 
@@ -36,6 +38,7 @@ SIGNS: Mapping[str, tuple[str, str]] = {
 """By what `RolloutState.word` says of a node, and for those that are on their way together."""
 
 COUNTED = ("ready", UNDER_WAY, "failed", "unknown", "skipped", CALLED_OFF, "pending", NOT_BEGUN)
+GAP_CELLS, LEAST_SAID_CELLS = 2, 8
 WILL_NOT_BE = (CALLED_OFF, NOT_BEGUN)
 
 
@@ -91,10 +94,19 @@ def item_line(item: Item, scene: Scene, width: int, moment: Moment, *, is_select
     left.append((row.name, "frame-selected" if is_selected else "strong" if row.state.is_under_way else "text"))
     used = width_of(cleaned(left, moment.glyphs))
     for right in node_words(row, scene, moment):
-        if used + 2 + width_of(cleaned(right, moment.glyphs)) <= width:
-            return spread(left, right, width, moment.glyphs)
+        right_cells = width_of(cleaned(right, moment.glyphs))
+        if used + 2 + right_cells <= width:
+            return spread([*left, *_said(row, scene, width - used - right_cells, moment)], right, width, moment.glyphs)
     said = node_words(row, scene, moment)[0] if row.state.is_over else ()
     return fit([*left, ("  ", "text"), *said], width, moment.glyphs)
+
+
+def _said(row: NodeRow, scene: Scene, room: int, moment: Moment) -> list[Piece]:
+    """Return what the node's hook printed last, cut to ``room`` less two gaps; nothing where little of it fits."""
+    said, cells = scene.view.said.get(row.name, ""), room - 2 * GAP_CELLS
+    if not said or cells < LEAST_SAID_CELLS:
+        return []
+    return [(" " * GAP_CELLS, "text"), *choose([[(said, "muted")]], min(cells, cell_len(said)), moment.glyphs)]
 
 
 def is_live(row: NodeRow) -> bool:

@@ -245,7 +245,7 @@ def node_lines(name: str | None, verbs: frozenset[str], scene: Scene, width: int
     end: list[Piece] = [(f"{' · '.join(hints)} ", "accent")] if hints else []
     fits = width_of(cleaned([*left, *end], moment.glyphs)) < width
     first = spread(left, end if fits else [], width, moment.glyphs)
-    reason = row.skip_reason or row.reason
+    reason = row.skip_reason or row.reason or scene.view.said.get(row.name, "")
     role = "failed" if row.state is NodeState.FAILED else "muted"
     return [first, *(((f"   {part}", role),) for part in wrap(reason, max(10, width - 4), REASON_LINES))]
 

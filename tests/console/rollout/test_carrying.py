@@ -234,6 +234,22 @@ async def test_one_with_nodes_that_are_not_in_the_fleet_is_not_taken_over(tmp_pa
         assert desk.read().row.lease is None
 
 
+async def test_what_a_hook_of_this_console_says_is_shown_while_it_carries_the_rollout_out(
+    console: Console, desk: Desk
+) -> None:
+    """Beside what the history has; of another's hooks nothing is known here."""
+    console.effects.lines = {"a": "weight 10%"}
+    before = await console.carrier.read(desk.uid)
+    console.effects.held = {e.RunHook}
+    await console.carrier.ask(desk.uid, "resume", {})
+    during = await console.carrier.read(desk.uid)
+    await console.effects.let_go(e.RunHook)
+    await ends(console)
+    after = await console.carrier.read(desk.uid)
+
+    assert [dict(view.said) for view in (before, during, after) if view is not None] == [{}, {"a": "weight 10%"}, {}]
+
+
 async def test_closing_pauses_what_it_carries_out_and_waits_for_hooks(console: Console, desk: Desk) -> None:
     """As Ctrl-C does in the verb: a warm-up is called off, a hook is not, and the next controller may come at once."""
     console.effects.held = {e.RunHook}

@@ -131,6 +131,18 @@ def test_after_an_abort_nothing_is_pending_or_left() -> None:
         assert selected.startswith("– gpu-eu-02 called off batch 2, attempt 1")
 
 
+def test_what_a_hook_says_stands_beside_it_as_far_as_there_is_room() -> None:
+    """In the cell cut, in the line of the selected node whole; where next to nothing of it fits not at all."""
+    said = "weight 10%: llama/gpu-eu-02 is up, 3 sessions"
+    shifting = replace(NODES[1], state=NodeState.SHIFTING, hook="shift")
+    one = scene(replace(view(scenes.state([NODES[0], shifting])), said={"gpu-eu-02": said}))
+
+    assert cell("gpu-eu-02", one, 80) == f"● gpu-eu-02 {said} shift 11.0 s"
+    assert cell("gpu-eu-02", one, 43) == "● gpu-eu-02 weight 10%: ll… shift 11.0 s"
+    assert cell("gpu-eu-02", one, 30) == "● gpu-eu-02 shift 11.0 s"
+    assert text(node_lines("gpu-eu-02", frozenset(), one, 100, MOMENT)).endswith(said)
+
+
 def test_a_node_out_of_sight_is_not_said_to_load() -> None:
     """Its link's state stands in the cell, and no stage; a node that the fleet has not shows its own state."""
     silent = fleet_scenes.silent("gpu-eu-02", run_uid(UID, "gpu-eu-02", 1))
