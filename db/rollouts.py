@@ -43,12 +43,11 @@ def read(history: History, name: str, after_entry: int = 0) -> RolloutRecord | N
         )
 
 
-def listed(history: History, limit: int = 20, unfinished: bool = False) -> tuple[RolloutRow, ...]:
-    """Return the newest rollouts, newest first; with ``unfinished`` those that are not over alone."""
-    where = "WHERE finished_ns IS NULL" if unfinished else ""
+def listed(history: History, limit: int = 20) -> tuple[RolloutRow, ...]:
+    """Return the newest rollouts, newest first."""
     with history.snapshot() as connection:
         rows = connection.execute(
-            f"SELECT rollout_id, {ROLLOUT_COLUMNS} FROM rollouts {where} ORDER BY created_ns DESC LIMIT ?", (limit,)
+            f"SELECT rollout_id, {ROLLOUT_COLUMNS} FROM rollouts ORDER BY created_ns DESC LIMIT ?", (limit,)
         )
         return tuple(rollout_row(row) for row in rows)
 
