@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence, Set
 from typing import ClassVar
@@ -27,8 +26,6 @@ from console.widgets.paint import Line, Moment, Piece
 from console.widgets.rollout_head import others_line
 from console.widgets.selection import NodeSelection
 from remote_agent.protocol.messages import Tier
-
-log = logging.getLogger(__name__)
 
 READ_ROLLOUTS_S = 2.0
 SMALL_WIDTH, SMALL_HEIGHT = 60, 16
@@ -87,8 +84,7 @@ class FleetScreen(ConsoleScreen):
     async def _read_rollouts(self) -> None:
         try:
             self._others = await self.console_app.rollouts.others()
-        except GlowplugError as error:  # whoever opens a screen of the history is told
-            log.warning("rollouts of others: %s", error)
+        except GlowplugError:  # what is wrong with the history is said by whatever is asked of it
             self._others = ()
         finally:
             self._is_reading = False
