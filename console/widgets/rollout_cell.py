@@ -163,9 +163,11 @@ def _skipped(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
 
 
 def _under_way(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
-    """The stage of its run, where the node is linked; else its state; and since when."""
+    """The stage of its run, where the node is linked; else its state; and since when, where that is known."""
     state, run = linked_run(row, scene)
-    spent_ns = round(max(0.0, scene.view.now_s(moment.wall_ns) - row.since_s) * NS_PER_S)
+    spent_ns: int | None = round(max(0.0, scene.view.now_s(moment.wall_ns) - row.since_s) * NS_PER_S)
+    if scene.view.holder is None:  # the clock of what nobody carries out stands still
+        spent_ns = None
     word, role = row.state.value, "running"
     if row.state is NodeState.UNKNOWN:
         role = "unknown"
@@ -178,6 +180,8 @@ def _under_way(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
     elif state is not None and run is not None and not run.state.is_terminal:
         word = _stage_words(run)
         spent_ns = elapsed_ns(run, state, moment.mono_ns) or spent_ns
+    if spent_ns is None:
+        return [[(word, role)], []]
     time: Piece = (coarse_duration(spent_ns), "text")
     return [[(f"{word} ", role), time], [(word, role)], [time]]
 

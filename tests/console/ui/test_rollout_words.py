@@ -151,6 +151,14 @@ def test_a_node_out_of_sight_is_not_said_to_load() -> None:
     assert cell("gpu-eu-02", scene(None, fleet_scenes.cold("other"))) == "● gpu-eu-02 warming 11.0 s"
 
 
+def test_no_time_is_told_by_a_clock_that_stands_still() -> None:
+    """Of a rollout that nobody carries out; a run that goes on has its own."""
+    left = view(holder=None)
+
+    assert cell("gpu-eu-04", scene(left)) == "● gpu-eu-04 gate 1, 3 of 5"
+    assert cell("gpu-eu-02", scene(left)) == "● gpu-eu-02 weights 68 % 0.5 s"
+
+
 def test_gates_show_their_samples_what_comes_next_and_why_one_did_not_pass() -> None:
     """Live from the analysis; once it is over, what it came to stays."""
     lines = [plain(line).strip() for line in gate_lines(view(), 160, MOMENT)]
