@@ -37,12 +37,19 @@ def main() -> int:
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         total_bytes += write_shard(arguments.out / name, tensors, dtype, code, generator)
         weight_map.update({tensor: name for tensor, _ in tensors})
-        print(f"{name}: {(arguments.out / name).stat().st_size / 1e9:.2f} GB", flush=True)
+        print(f"{name}: {size_text((arguments.out / name).stat().st_size)}", flush=True)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     (arguments.out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
     (arguments.out / "config.json").write_text(json.dumps(configuration(arguments), indent=1) + "\n")
-    print(f"{total_bytes / 1e9:.2f} GB in {len(shards)} shards, {time.monotonic() - begun:.1f} s, drawn on {device}")
+    shard_word = "shard" if len(shards) == 1 else "shards"
+    spent_s = time.monotonic() - begun
+    print(f"{size_text(total_bytes)} in {len(shards)} {shard_word}, {spent_s:.1f} s, drawn on {device}")
     return 0
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size in GB with two decimals, or below that in MB with three digits that say something."""
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 999.5e6 else f"{size_bytes / 1e6:.3g} MB"
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -50,6 +50,17 @@ class RolloutRow:
 
 
 @dataclass(frozen=True)
+class Unfinished:
+    """A rollout that is not over, in short. ``lease``: as in `RolloutRow`. ``nodes_out``: nodes out of traffic."""
+
+    rollout_uid: str
+    name: str
+    phase: str
+    lease: Lease | None = None
+    nodes_out: int = 0
+
+
+@dataclass(frozen=True)
 class TimelineRow:
     """One entry, in order of ``entry_id``. ``intent_id`` is that of the intent whose outcome it is."""
 

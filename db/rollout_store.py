@@ -15,7 +15,7 @@ from pathlib import Path
 from db.database import explained
 from db.errors import LeaseHeldError, LeaseLostError, RolloutError
 from db.lease_store import LEASE_S, NS_PER_S, LeaseStore
-from db.rollout_records import CommandRow, Entry, Lease, RolloutNodeRow, RolloutRow, TimelineRow, Turn
+from db.rollout_records import CommandRow, Entry, Lease, RolloutNodeRow, RolloutRow, TimelineRow, Turn, Unfinished
 from db.rollouts import COMMAND_COLUMNS, TIMELINE_COLUMNS, command_row, find_row, rollout_row
 
 _ADD_ENTRY = (
@@ -199,7 +199,7 @@ class RolloutStore(LeaseStore):
         return int(kept["rollout_id"])
 
 
-def lease_of(row: RolloutRow, now_ns: int) -> Lease | None:
+def lease_of(row: RolloutRow | Unfinished, now_ns: int) -> Lease | None:
     """Return the lease of a rollout if it has not expired."""
     return row.lease if row.lease is not None and row.lease.expires_ns > now_ns else None
 

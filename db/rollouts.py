@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from typing import Any
 
 from db.errors import AmbiguousRolloutError
 from db.queries import SHORTEST_PREFIX, History, is_text
-from db.rollout_records import CommandRow, Lease, RolloutNodeRow, RolloutRecord, RolloutRow, TimelineRow
+from db.rollout_records import CommandRow, Lease, RolloutNodeRow, RolloutRecord, RolloutRow, TimelineRow, Unfinished
 
 ROLLOUT_COLUMNS = (
     "rollout_uid, name, recipe, actor_user, actor_host, settings_json, state_json, phase, reason, created_ns,"
@@ -59,14 +60,24 @@ def read(
         )
 
 
-def listed(history: History, limit: int = 20, unfinished: bool = False) -> tuple[RolloutRow, ...]:
-    """Return the newest rollouts, newest first; with ``unfinished`` those that are not over alone."""
-    where = "WHERE finished_ns IS NULL" if unfinished else ""
+def listed(history: History, limit: int = 20) -> tuple[RolloutRow, ...]:
+    """Return the newest rollouts, newest first."""
     with history.snapshot() as connection:
         rows = connection.execute(
-            f"SELECT rollout_id, {ROLLOUT_COLUMNS} FROM rollouts {where} ORDER BY created_ns DESC LIMIT ?", (limit,)
+            f"SELECT rollout_id, {ROLLOUT_COLUMNS} FROM rollouts ORDER BY created_ns DESC LIMIT ?", (limit,)
         )
         return tuple(rollout_row(row) for row in rows)
+
+
+def unfinished(history: History) -> tuple[Unfinished, ...]:
+    """Return the rollouts that are not over, newest first, without what is long of them."""
+    with history.snapshot() as connection:
+        rows = connection.execute(
+            "SELECT rollout_uid, name, phase, lease_holder, lease_expires_ns, (SELECT count(*) FROM rollout_nodes"
+            " WHERE rollout_nodes.rollout_id = rollouts.rollout_id AND is_out) AS nodes_out"
+            " FROM rollouts WHERE finished_ns IS NULL ORDER BY created_ns DESC"
+        )
+        return tuple(Unfinished(**_with_lease(row)) for row in rows)
 
 
 def claims(history: History, node: str) -> tuple[str, ...]:
@@ -112,10 +123,15 @@ def find_row(connection: sqlite3.Connection, name: str) -> sqlite3.Row | None:
 
 
 def rollout_row(row: sqlite3.Row) -> RolloutRow:
-    fields = dict(row)
+    fields = _with_lease(row)
     del fields["rollout_id"]
+    return RolloutRow(**fields)
+
+
+def _with_lease(row: sqlite3.Row) -> dict[str, Any]:
+    fields = dict(row)
     holder, expires_ns = fields.pop("lease_holder"), fields.pop("lease_expires_ns")
-    return RolloutRow(**fields, lease=None if holder is None else Lease(holder, expires_ns))
+    return {**fields, "lease": None if holder is None else Lease(holder, expires_ns)}
 
 
 def command_row(row: sqlite3.Row) -> CommandRow:

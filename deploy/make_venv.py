@@ -6,10 +6,13 @@ An interrupted setup is begun anew, since its mark is removed last; one that is 
 from __future__ import annotations
 
 import hashlib
+import queue
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +23,9 @@ PIP_STEPS = (
     ("--no-deps", "--no-build-isolation", "-e", "."),
 )
 SAY_EVERY_S = 10.0
+INSTALLING = "Installing collected packages: "
+FILE_CLOCK_S = 0.05
+"""A file's time may be that much behind the clock."""
 
 
 def main() -> int:
@@ -91,16 +97,20 @@ def _create(folder: Path, mark: Path) -> None:
         venv.create(folder, with_pip=True, symlinks=True)
 
 
-def _install(folder: Path, step: tuple[str, ...]) -> None:
-    """Run pip, saying now and then where it is; all it says goes to a log.
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _install(folder: Path, step: tuple[str, ...], say: Callable[[str], None] = _say) -> None:
+    """Run pip, saying now and then what it does, also while it says nothing itself; all it says goes to a log.
 
     Raises: SetupError with the end of the log if pip fails.
     """
     log_path = folder / "setup.log"
     command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "off", *step]
-    started_s = said_s = time.monotonic()
-    lines = []
+    progress = _Progress(folder)
+    lines: list[str] = []
     with (
         log_path.open("a", encoding="utf-8") as log,
         subprocess.Popen(
@@ -108,15 +118,64 @@ def _install(folder: Path, step: tuple[str, ...]) -> None:
             text=True, encoding="utf-8", errors="replace",
         ) as pip,
     ):  # fmt: skip
-        assert pip.stdout is not None
-        for line in pip.stdout:
+        coming: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_hand_on, args=(pip, coming), daemon=True).start()
+        while True:
+            try:
+                line = coming.get(timeout=progress.left_s())
+            except queue.Empty:
+                say(progress.text())
+                continue
+            if line is None:
+                break
             log.write(line)
             lines.append(line)
-            if time.monotonic() - said_s > SAY_EVERY_S or line.startswith("Installing collected"):
-                said_s = time.monotonic()
-                print(f"  {said_s - started_s:4.0f} s  {line.strip()[:90]}", flush=True)
+            progress.take(line)
     if pip.returncode != 0:
         raise SetupError(f"pip failed; the whole log is {log_path}, it ends with\n{''.join(lines[-15:])}")
+
+
+def _hand_on(pip: subprocess.Popen[str], to: queue.Queue[str | None]) -> None:
+    """Hand on what pip says, line by line, and None at its end."""
+    assert pip.stdout is not None
+    for line in pip.stdout:
+        to.put(line)
+    to.put(None)
+
+
+class _Progress:
+    """What pip is doing, by its words while it fetches, and by what it has put in place while it installs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._began_s = self._said_s = time.monotonic()
+        self._line = "looking for what is needed"
+        self._names: list[str] = []
+        self._since_s = 0.0
+
+    def left_s(self) -> float:
+        """Return in how long it is time to say something."""
+        return max(0.0, self._said_s + SAY_EVERY_S - time.monotonic())
+
+    def take(self, line: str) -> None:
+        if line.startswith(INSTALLING):
+            self._names = line.removeprefix(INSTALLING).strip().split(", ")
+            self._since_s = time.time() - FILE_CLOCK_S
+        self._line = line.strip()[:90] or self._line
+
+    def text(self) -> str:
+        """Return one line on it."""
+        self._said_s = time.monotonic()
+        return f"  {self._said_s - self._began_s:4.0f} s  {self._installing() if self._names else self._line}"
+
+    def _installing(self) -> str:
+        """pip installs in the order in which it named them, and writes INSTALLER last of each."""
+        done = sum(
+            path.stat().st_mtime >= self._since_s
+            for path in self._folder.glob("lib/python*/site-packages/*.dist-info/INSTALLER")
+        )
+        number = min(done, len(self._names) - 1)
+        return f"installing {self._names[number]} ({number + 1} of {len(self._names)})"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import importlib.util
 import os
 import re
 import shutil
@@ -395,3 +396,46 @@ def test_a_setup_that_failed_half_way_is_begun_anew(clone: Path) -> None:
     assert "no-such-thing-as-this" in first.stderr
     assert not (clone / ".venv" / ".installed").exists()
     assert not remains.exists()
+
+
+FAKE_PIP = """#!/bin/sh
+echo 'Collecting torch'
+echo 'Installing collected packages: setuptools, torch, zipp'
+mkdir -p {packages}/setuptools-80.dist-info
+touch {packages}/setuptools-80.dist-info/INSTALLER
+echo '  Attempting uninstall: setuptools'
+while ! [ -e {folder}/said ]; do sleep 0.01; done
+"""
+
+
+def test_a_setup_says_what_is_being_installed_also_while_pip_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what is in place, of all that pip named; not what pip said last."""
+    spec = importlib.util.spec_from_file_location("make_venv", ROOT / "deploy" / "make_venv.py")
+    assert spec is not None
+    assert spec.loader is not None
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    monkeypatch.setattr(setup, "SAY_EVERY_S", 0.05)
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    before = packages / "pip-25.dist-info" / "INSTALLER"  # of an earlier step
+    before.parent.mkdir(parents=True)
+    before.touch()
+    os.utime(before, (0, 0))
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(FAKE_PIP.format(packages=packages, folder=tmp_path), encoding="utf-8")
+    python.chmod(0o755)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line.split("s  ", 1)[1])
+        if "torch (2 of 3)" in line:
+            (tmp_path / "said").touch()
+
+    setup._install(tmp_path, ("-r", "x"), say)
+
+    assert lines[-1] == "installing torch (2 of 3)"
+    assert "Attempting" not in "".join(lines)
+    assert "Attempting uninstall" in (tmp_path / "setup.log").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from console.leases import holder_name, may_live
 from console.rollout.beginning import create, planned
 from console.rollout.controller import Controller
 from console.rollout.effects import Effects, FleetEffects, until_reached_or_not
+from console.rollout.others import Other, others_of
 from console.rollout.plan import Plan
 from console.rollout.reaching import Answer, Asked, NoHistory, give_back, in_thread, to_its_end
 from console.rollout.saved import Settings
@@ -38,6 +39,8 @@ from remote_agent.protocol.messages import Actor
 
 log = logging.getLogger(__name__)
 
+TAKEN_OVER = "nobody carried it out: this console does from here on"
+
 
 @dataclass(frozen=True)
 class Notice:
@@ -51,6 +54,7 @@ class Notice:
 class _Work:
     name: str
     controller: Controller
+    effects: Effects
     task: asyncio.Task[None]
 
 
@@ -104,6 +108,12 @@ class Carrier:
         history = await self._reader()
         return () if history is None else await in_thread(lambda: rollouts.listed(history))
 
+    async def others(self) -> tuple[Other, ...]:
+        """Return what is not over and not carried out here; what nobody carries out comes first."""
+        history = await self._reader()
+        rows = () if history is None else await in_thread(lambda: rollouts.unfinished(history))
+        return others_of(rows, self._works, time.time_ns())
+
     async def read(self, rollout_uid: str) -> RolloutView | None:
         """Return a rollout as the history has it now; None where there is none of that uid."""
         history = await self._reader()
@@ -117,6 +127,8 @@ class Carrier:
 
         view = await in_thread(read)
         if view is not None:
+            work = self._works.get(rollout_uid)
+            view = replace(view, said=dict(work.effects.said()) if work is not None else {})
             self._views = {rollout_uid: view}
         return view
 
@@ -145,12 +157,15 @@ class Carrier:
         """
         asked = Asked(await self._writer(), rollout_uid, self._actor, verb, arguments)
         async with self._deciding:
+            before = self._works.get(rollout_uid)
             ident = await self._reach_or_take_over(asked)
+            is_taken_over = self._works.get(rollout_uid) is not before
         if not isinstance(ident, int):
             return ident
         history = await self._reader()
         assert history is not None, "there is a rollout in it"
-        return await asked.answered(history, ident)
+        is_done, text = await asked.answered(history, ident)
+        return is_done, f"{text}; {TAKEN_OVER}" if is_taken_over else text
 
     async def close(self) -> None:
         """Pause what this console carries out, wait for hooks that move traffic, and call off the rest, as Ctrl-C."""
@@ -189,8 +204,6 @@ class Carrier:
         if self._closing:
             await give_back(asked.store, taken.row)
             raise GlowplugError(f"rollout {taken.row.name}: {asked.verb} came too late, the console ends")
-        name = taken.row.name
-        self._notices.append(Notice(f"nobody carried out rollout {name}: this console does from here on"))
         self._carry_out(asked.store, taken.row, taken.effects)
         return taken.ident
 
@@ -212,13 +225,15 @@ class Carrier:
         uid = row.rollout_uid
 
         def told(entries: Sequence[Entry], state: RolloutState) -> None:
+            if any(entry.what == "Restarted" for entry in entries):
+                return  # the pause that this makes lasts until the verb is answered, which says what came of it
             said = [text for entry in entries if entry.kind == "controller" and (text := line(entry))]
             is_bad = any(node.state is NodeState.FAILED for node in state.nodes)
             self._notices += [Notice(f"rollout {row.name} {text}", is_bad) for text in said]
 
         controller = Controller(store, row, effects, told)
         task = asyncio.ensure_future(self._work(store, row, controller))
-        self._works[uid] = _Work(row.name, controller, task)
+        self._works[uid] = _Work(row.name, controller, effects, task)
 
     async def _work(self, store: RolloutStore, row: RolloutRow, controller: Controller) -> None:
         try:

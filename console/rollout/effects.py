@@ -63,6 +63,9 @@ class Effects(Protocol):
     def down(self) -> Mapping[str, str | None]:
         """Return, for each node of which that is known, why it can't be reached; None where it can."""
 
+    def said(self) -> Mapping[str, str]:
+        """Return, for each node of which a hook runs now, the last line that it printed."""
+
 
 class FleetEffects:
     """The real ones. ``environ``: what hooks and commands get beside their own variables."""
@@ -72,6 +75,10 @@ class FleetEffects:
         self._uid = rollout_uid
         self._settings = settings
         self._environ = environ
+        self._said: dict[str, str] = {}
+
+    def said(self) -> Mapping[str, str]:
+        return self._said
 
     def down(self) -> Mapping[str, str | None]:
         known: dict[str, str | None] = {}
@@ -186,7 +193,12 @@ class FleetEffects:
         if hook is None or row is None:
             return Ended(0, "", (), 0, 0)
         environ = environment(self._environ, self._uid, name, [(node, row.batch, attempt)])
-        return await run_program(hook.argv, environ, hook.timeout_s)
+        try:
+            return await run_program(
+                hook.argv, environ, hook.timeout_s, said=lambda line: self._said.update({node: line})
+            )
+        finally:
+            self._said.pop(node, None)
 
     # --- gates ----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -20,9 +20,12 @@ RETRY_CODE = 75
 RETRY_PAUSE_S = 1.0
 OUTPUT_BYTES = 32 << 10
 OUTPUT_LINES = 200
+LAST_LINE_BYTES = 1024
 END_S = GRACE_S + 5.0
 BEAT_S = SILENT_S / 8
 _GUARD = Path(__file__).with_name("guard.py")
+
+Said = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,24 @@ def environment(
 
 
 async def run_program(
-    argv: Sequence[str], environ: Mapping[str, str], timeout_s: float, pause_s: float = RETRY_PAUSE_S
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float,
+    pause_s: float = RETRY_PAUSE_S,
+    said: Said = lambda line: None,
 ) -> Ended:
     """Run a program until it ends with another code than 75, all tries together within ``timeout_s``.
 
     Over its time, and when this is cancelled, its whole process group is ended before this returns: by SIGTERM, and by
     SIGKILL what is left after a few seconds. So it is where this process is stopped, or its event loop hangs, for
     `SILENT_S`: another may have taken over. What a program that ended by itself has left running is left alone.
+    ``said`` is told the last whole line, cleaned, each time that there is more.
     """
     began_s = time.monotonic()
     tries = 0
     while True:
         tries += 1
-        code, output = await _run_once(argv, environ, timeout_s - (time.monotonic() - began_s))
+        code, output = await _run_once(argv, environ, timeout_s - (time.monotonic() - began_s), said)
         if code == RETRY_CODE and time.monotonic() - began_s + pause_s < timeout_s:
             await asyncio.sleep(pause_s)
             continue
@@ -93,9 +101,11 @@ async def run_program(
         return Ended(code, _reason(code, lines, timeout_s, tries), lines, tries, duration_ns)
 
 
-async def _run_once(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> tuple[int | None, bytes]:
+async def _run_once(
+    argv: Sequence[str], environ: Mapping[str, str], timeout_s: float, said: Said
+) -> tuple[int | None, bytes]:
     """Return how it ended, None where it ran out of time, and the last that it wrote."""
-    with _Output() as output:
+    with _Output(said) as output:
         starting = asyncio.ensure_future(_start(argv, environ, output.write_end))
         try:
             process = await unbroken(starting)
@@ -153,7 +163,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 class _Output:
     """A pipe of our own. For the end of its own ones asyncio waits, and what a program left running may hold them."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: Said) -> None:
+        self._said = said
         self._read_end, self.write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._loop = asyncio.get_running_loop()
@@ -186,8 +197,15 @@ class _Output:
             return False
         if not data:
             self._loop.remove_reader(self._read_end)
+            return False
         self._taken = (self._taken + data)[-OUTPUT_BYTES:]
-        return bool(data)
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        end = self._taken[-LAST_LINE_BYTES:]
+        for line in clean_lines(end[: max(end.rfind(b"\n"), end.rfind(b"\r")) + 1], 1):
+            self._said(line)
 
     def _close_write_end(self) -> None:
         if self.write_end >= 0:

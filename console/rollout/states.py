@@ -9,6 +9,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+CALLED_OFF, NOT_BEGUN = "called off", "not begun"
+
 
 class NodeState(str, enum.Enum):
     """Where a node stands in its rollout. ``unknown``: it was under way, and nobody can say how far it is."""
@@ -206,6 +208,12 @@ class RolloutState:
 
     def node(self, name: str) -> NodeRow | None:
         return next((row for row in self.nodes if row.name == name), None)
+
+    def word(self, row: NodeRow) -> str:
+        """Return what is said of a node: its state, or once nothing more is begun what became of a pending one."""
+        if row.state is NodeState.PENDING and self.phase in (Phase.ABORTING, Phase.ABORTED):
+            return CALLED_OFF if row.attempt else NOT_BEGUN
+        return row.state.value
 
     @property
     def failures(self) -> int:

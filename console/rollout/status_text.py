@@ -57,7 +57,7 @@ def status_lines(record: RolloutRecord, now_ns: int) -> Iterator[str]:
         out = ", out of traffic" if node.is_out else ""
         attempt = f", attempt {node.attempt}" if node.attempt else ""
         reason = f": {why}" if why else ""
-        yield f"  {node.name:{width}}  batch {node.batch + 1}  {node.state.value}{attempt}{out}{reason}"
+        yield f"  {node.name:{width}}  batch {node.batch + 1}  {state.word(node)}{attempt}{out}{reason}"
         yield from (f"  {'':{width}}  {text}" for text in may_go_on(state, node))
     yield from (f"  {text}" for text in _gate_lines(record, state))
     yield from (f"  waits for {text}" for text in waiting_for(state))
@@ -82,7 +82,7 @@ def status_document(record: RolloutRecord, now_ns: int) -> dict[str, Any]:
             {
                 "node": node.name,
                 "batch": node.batch + 1,
-                "state": node.state.value,
+                "state": state.word(node),
                 "reason": node.skip_reason or node.reason,
                 "attempt": node.attempt,
                 "out_of_traffic": node.is_out,

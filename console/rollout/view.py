@@ -48,7 +48,7 @@ class RolloutView:
 
     ``warm_ns``: by node, what its newest warm-up took. ``looks``: by gate. ``left_out``: lines older than ``told``.
     ``possible``: the verbs that would do something now; those on a node are asked of `node_verbs`. ``waits``: what it
-    waits for.
+    waits for. ``said``: by node, the last line of the hook that this console runs for it now.
     """
 
     row: RolloutRow
@@ -63,6 +63,7 @@ class RolloutView:
     looks: Mapping[int, Look] = field(default_factory=dict)
     possible: frozenset[str] = frozenset()
     waits: tuple[str, ...] = ()
+    said: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def batches(self) -> int:

@@ -15,10 +15,14 @@ from console.actions import Scope, bindings_of
 from console.screens.base import FOCUS_BINDINGS, ConsoleDialog
 from console.widgets.key_bar import KeyBar
 from console.widgets.line_view import LineView
-from console.widgets.paint import Line
+from console.widgets.paint import Line, cleaned, width_of
+from console.widgets.wrap import wrap_line
 
-DIALOG_SHARE = 0.92
-"""Of the height over the keys, as themes/screens.tcss has it."""
+DIALOG_SHARE, DIALOG_WIDTH_SHARE = 0.92, 0.96
+"""Of the height over the keys and of the width, as themes/screens.tcss has them."""
+
+LEAST_CELLS = 72
+SCROLLBAR_CELLS = 1
 
 
 class ConfirmScreen(ConsoleDialog):
@@ -56,12 +60,23 @@ class ConfirmScreen(ConsoleDialog):
         yield KeyBar(self.glyphs)
 
     def on_mount(self) -> None:
-        self.query_one("#items", LineView).show(self._items)
-
+        self._fit_width()
         self.call_after_refresh(self._fit_items)
 
     def on_resize(self) -> None:
+        self._fit_width()
         self.call_after_refresh(self._fit_items)
+
+    def _fit_width(self) -> None:
+        """Be as wide as the longest item, as far as there is room; wrap what is longer still."""
+        dialog, items = self.query_one(".dialog"), self.query_one("#items", LineView)
+        around = dialog.gutter.width + SCROLLBAR_CELLS
+        lines = [cleaned(line, self.glyphs) for line in self._items]
+        longest = max(map(width_of, lines), default=0)
+        most = int(self.size.width * DIALOG_WIDTH_SHARE)
+        cells = min(most, max(LEAST_CELLS, longest + around))
+        dialog.styles.width = cells
+        items.show([part for line in lines for part in wrap_line(line, cells - around)])
 
     def _fit_items(self) -> None:
         """Give the items what the question, the note and the buttons leave; those stay in view at any number."""
@@ -70,8 +85,8 @@ class ConfirmScreen(ConsoleDialog):
         taken = sum(one.outer_size.height + one.styles.margin.height for one in others)
         around = self.size.height - self.query_one(KeyBar).outer_size.height
         room = int(around * DIALOG_SHARE) - dialog.gutter.height - taken
-        items.styles.height = max(1, min(len(self._items), room))
-        items.can_focus = len(self._items) > room
+        items.styles.height = max(1, min(len(items.lines), room))
+        items.can_focus = len(items.lines) > room
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "yes")

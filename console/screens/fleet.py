@@ -11,6 +11,8 @@ from textual.binding import BindingType
 from textual.widgets import Input
 
 from console.actions import Scope, bindings_of
+from console.errors import GlowplugError
+from console.rollout.others import Other
 from console.screens.base import FOCUS_BINDINGS, ConsoleScreen
 from console.screens.work import HostWork
 from console.state import NodeState, unfinished_runs
@@ -21,9 +23,11 @@ from console.widgets.line_view import LineView
 from console.widgets.node_filter import FilterError, NodeFilter, parse_filter
 from console.widgets.node_view import URGENCY, Status, holds, node_status
 from console.widgets.paint import Line, Moment, Piece
+from console.widgets.rollout_head import others_line
 from console.widgets.selection import NodeSelection
 from remote_agent.protocol.messages import Tier
 
+READ_ROLLOUTS_S = 2.0
 SMALL_WIDTH, SMALL_HEIGHT = 60, 16
 PLACEHOLDER = "name  tag:prod  state:failed  recipe:llama  -tag:test"
 
@@ -43,6 +47,8 @@ class FleetScreen(ConsoleScreen):
         self._statuses: dict[str, Status] = {}
         self._situation: tuple[object, ...] = ()
         self._full_frame_s = 0.0
+        self._others: tuple[Other, ...] = ()
+        self._is_reading = False
 
     def compose(self) -> ComposeResult:
         app = self.console_app
@@ -61,9 +67,29 @@ class FleetScreen(ConsoleScreen):
         self.is_drawn = True
         self.view.redraw()
         self.frame(set(), self.console_app.moment())
+        self.set_interval(READ_ROLLOUTS_S, self.read_rollouts)
+        self.read_rollouts()
 
     def _state(self, name: str) -> NodeState:
         return self.console_app.fleet.state(name)
+
+    # --- rollouts of others ------------------------------------------------------------
+
+    def read_rollouts(self) -> None:
+        """Read anew which rollouts others carry out, or nobody, unless that is under way."""
+        if not self._is_reading:
+            self._is_reading = True
+            self.run_worker(self._read_rollouts(), name="read rollouts")
+
+    async def _read_rollouts(self) -> None:
+        try:
+            self._others = await self.console_app.rollouts.others()
+        except GlowplugError:  # what is wrong with the history is said by whatever is asked of it
+            self._others = ()
+        finally:
+            self._is_reading = False
+        if self.is_drawn and not self.console_app.paused:
+            self._show_notices(self.console_app.moment())
 
     # --- frames ----------------------------------------------------------------------
 
@@ -78,7 +104,7 @@ class FleetScreen(ConsoleScreen):
         else:
             self.view.repaint(dirty)
         self._show_header(moment)
-        self._show_notices()
+        self._show_notices(moment)
         self._situation_changed()
 
     def _count(self, names: Sequence[str] | Set[str]) -> None:
@@ -112,12 +138,19 @@ class FleetScreen(ConsoleScreen):
         width = max(1, self.size.width)
         self._header.show([header_line(app.fleet_title, counts, aside, width, moment, paused=app.paused)])
 
-    def _show_notices(self) -> None:
-        lines: list[Line] = [((f" {text}", "warning"),) for text in self.console_app.fleet.notices[-2:]]
+    def _show_notices(self, moment: Moment) -> None:
+        lines: list[Line] = []
+        if self._others:
+            lines.append(others_line(self._others, self._others_hint(moment), max(1, self.size.width), moment))
+        lines += [((f" {text}", "warning"),) for text in self.console_app.fleet.notices[-2:]]
         if not self.console_app.fleet.nodes:
             lines.append(((" No nodes. `glowplug config example` writes a fleet.toml to start from.", "text"),))
         self._notices.show(lines)
         self._notices.display = bool(lines)
+
+    def _others_hint(self, moment: Moment) -> str:
+        key = moment.key("fleet.rollout")
+        return f"{key} shows {'rollouts' if self.console_app.rollouts.carried else 'it'}" if key else ""
 
     # --- what actions find: see actions.Situation ---------------------------------------
 
@@ -275,7 +308,8 @@ class FleetScreen(ConsoleScreen):
     def action_rollout(self) -> None:
         from console.screens.rollout import RolloutScreen
 
-        self.app.push_screen(RolloutScreen())
+        leads = bool(self._others) and not self.console_app.rollouts.carried
+        self.app.push_screen(RolloutScreen(self._others[0].rollout_uid if leads else None))
 
     def action_warm(self) -> None:
         from console.screens.launch import LaunchScreen

@@ -14,6 +14,7 @@ from textual.binding import BindingType
 
 from console.actions import Scope, bindings_of
 from console.errors import GlowplugError
+from console.rollout.others import Other
 from console.rollout.saved import run_uid
 from console.rollout.view import RolloutView
 from console.screens.base import FOCUS_BINDINGS, ConsoleScreen
@@ -30,6 +31,7 @@ from console.widgets.rollout_head import (
     gate_lines,
     holder_piece,
     node_lines,
+    others_line,
     standing_line,
     summary_text,
     timeline_lines,
@@ -60,6 +62,7 @@ class RolloutScreen(ConsoleScreen):
         super().__init__()
         self.rollout_uid = rollout_uid
         self.view: RolloutView | None = None
+        self._others: tuple[Other, ...] = ()
         self._problem: str | None = None
         self._has_read = False
         self._is_reading = False
@@ -109,8 +112,10 @@ class RolloutScreen(ConsoleScreen):
                 self.rollout_uid = newest[0].rollout_uid if newest else None
             uid = self.rollout_uid
             view = await rollouts.read(uid) if uid is not None else None
+            is_over = view is not None and view.state.phase.is_over
+            others = await rollouts.others() if is_over else ()
             if uid == self.rollout_uid:
-                self.view, self._problem = view, None
+                self.view, self._others, self._problem = view, others, None
         except GlowplugError as error:
             self._problem = str(error)
         finally:
@@ -166,6 +171,9 @@ class RolloutScreen(ConsoleScreen):
         lines = [standing_line(view, width, moment), *waiting_lines(view, width, moment)]
         if self._problem is not None:
             lines.append(((f" as read before: {self._problem}", "failed"),))
+        if self._others:
+            key = moment.key("rollout.list")
+            lines.append(others_line(self._others, f"{key} lists it" if key else "", width, moment))
         self._head.show(lines)
         is_short = self.size.height < SHORT
         gates = gate_lines(view, max(1, width - 2), moment)[:GATES_MOST]
@@ -288,4 +296,4 @@ class RolloutScreen(ConsoleScreen):
         if row is None:
             return self.glyphs.text(summary_text(view))
         reason = row.skip_reason or row.reason
-        return self.glyphs.text(f"{row.name}: {row.state.value}{': ' if reason else ''}{reason}")
+        return self.glyphs.text(f"{row.name}: {view.state.word(row)}{': ' if reason else ''}{reason}")

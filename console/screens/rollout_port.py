@@ -7,6 +7,7 @@ from typing import Protocol
 
 from console.errors import UsageError
 from console.rollout.carrying import Notice
+from console.rollout.others import Other
 from console.rollout.plan import Plan
 from console.rollout.reaching import Answer
 from console.rollout.states import RolloutState
@@ -24,6 +25,7 @@ class RolloutsPort(Protocol):
     def carried(self) -> Mapping[str, RolloutState]: ...
     def take_notices(self) -> list[Notice]: ...
     async def listed(self) -> tuple[RolloutRow, ...]: ...
+    async def others(self) -> tuple[Other, ...]: ...
     async def read(self, rollout_uid: str) -> RolloutView | None: ...
     async def plan(self, name: str) -> Plan: ...
     async def start(self, plan: Plan) -> str: ...
@@ -49,6 +51,9 @@ class ReadOnlyRollouts:
 
     async def listed(self) -> tuple[RolloutRow, ...]:
         return await self._rollouts.listed()
+
+    async def others(self) -> tuple[Other, ...]:
+        return await self._rollouts.others()
 
     async def read(self, rollout_uid: str) -> RolloutView | None:
         return await self._rollouts.read(rollout_uid)

@@ -7,34 +7,39 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
 from console.format import NS_PER_S, coarse_duration, counted, duration_text, percent_text
 from console.rollout.saved import run_uid
-from console.rollout.states import BackOut, NodeRow, NodeState
+from console.rollout.states import CALLED_OFF, NOT_BEGUN, BackOut, NodeRow, NodeState, RolloutState
 from console.rollout.view import RolloutView
 from console.state import NodeState as FleetNode
 from console.state import RunView, elapsed_ns
 from console.widgets.node_view import node_status
-from console.widgets.paint import Line, Moment, Piece, cleaned, fit, spread, width_of
+from console.widgets.paint import Line, Moment, Piece, choose, cleaned, fit, spread, width_of
 from console.widgets.rollout_layout import Column, Item
 from console.widgets.stage_view import current_progress
 
-SIGNS: Mapping[NodeState, tuple[str, str]] = {
-    NodeState.PENDING: ("○", "waiting"),
-    NodeState.DRAINING: ("●", "running"),
-    NodeState.WARMING: ("●", "running"),
-    NodeState.VERIFYING: ("●", "running"),
-    NodeState.SHIFTING: ("●", "running"),
-    NodeState.READY: ("✔", "ready"),
-    NodeState.FAILED: ("✖", "failed"),
-    NodeState.SKIPPED: ("–", "muted"),
-    NodeState.UNKNOWN: ("?", "unknown"),
-}
 UNDER_WAY = "under way"
-COUNTED = ("ready", UNDER_WAY, "failed", "unknown", "skipped", "pending")
-_COUNT_SIGNS = {
-    **{state.value: sign for state, sign in SIGNS.items()},
-    UNDER_WAY: SIGNS[NodeState.WARMING],
+SIGNS: Mapping[str, tuple[str, str]] = {
+    NodeState.PENDING.value: ("○", "waiting"),
+    NodeState.DRAINING.value: ("●", "running"),
+    NodeState.WARMING.value: ("●", "running"),
+    NodeState.VERIFYING.value: ("●", "running"),
+    NodeState.SHIFTING.value: ("●", "running"),
+    NodeState.READY.value: ("✔", "ready"),
+    NodeState.FAILED.value: ("✖", "failed"),
+    NodeState.SKIPPED.value: ("–", "muted"),
+    NodeState.UNKNOWN.value: ("?", "unknown"),
+    UNDER_WAY: ("●", "running"),
+    CALLED_OFF: ("–", "warning"),
+    NOT_BEGUN: ("○", "faint"),
 }
+"""By what `RolloutState.word` says of a node, and for those that are on their way together."""
+
+COUNTED = ("ready", UNDER_WAY, "failed", "unknown", "skipped", CALLED_OFF, "pending", NOT_BEGUN)
+GAP_CELLS, LEAST_SAID_CELLS = 2, 8
+WILL_NOT_BE = (CALLED_OFF, NOT_BEGUN)
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,9 @@ class Scene:
     node: Callable[[str], FleetNode | None]
 
 
-def count_states(nodes: tuple[NodeRow, ...]) -> Counter[str]:
-    """Return how many nodes are in which state, those on their way together."""
-    return Counter(UNDER_WAY if node.state.is_under_way else node.state.value for node in nodes)
+def count_states(nodes: tuple[NodeRow, ...], state: RolloutState) -> Counter[str]:
+    """Return of how many nodes what is said, those on their way together."""
+    return Counter(UNDER_WAY if node.state.is_under_way else state.word(node) for node in nodes)
 
 
 def count_pieces(counts: Counter[str], *, with_words: bool) -> list[Piece]:
@@ -55,7 +60,7 @@ def count_pieces(counts: Counter[str], *, with_words: bool) -> list[Piece]:
     pieces: list[Piece] = []
     for word in COUNTED:
         if count := counts[word]:
-            sign, role = _COUNT_SIGNS[word]
+            sign, role = SIGNS[word]
             pieces.append((f"{sign} {count} {word}  " if with_words else f"{sign} {count}  ", role))
     return pieces
 
@@ -70,7 +75,7 @@ def head_lines(column: Column, view: RolloutView, width: int, moment: Moment) ->
     if column.batch + 1 in view.state.rules.pause_after and column.batch + 1 < view.batches:
         ends.append((" then waits ", "muted"))
     first = spread([name, facts], ends, width, moment.glyphs)
-    counts = count_states(column.nodes)
+    counts = count_states(column.nodes, view.state)
     options = [[(" ", "text"), *count_pieces(counts, with_words=words)] for words in (True, False)]
     fitting = next((one for one in options if width_of(cleaned(one, moment.glyphs)) <= width), options[-1])
     return first, fit(fitting, width, moment.glyphs)
@@ -81,17 +86,27 @@ def item_line(item: Item, scene: Scene, width: int, moment: Moment, *, is_select
     if item.is_fold:
         return fit([(" ", "text"), *_fold_pieces(item, scene)], width, moment.glyphs)
     row = item.nodes[0]
-    sign, role = SIGNS[row.state]
-    if row.is_down and not row.state.is_over:
+    word = scene.view.state.word(row)
+    sign, role = SIGNS[word]
+    if row.is_down and not row.state.is_over and word not in WILL_NOT_BE:
         sign, role = "?", "unknown"
     left: list[Piece] = [("▸" if is_selected else " ", "frame-selected"), (f"{sign} ", role)]
     left.append((row.name, "frame-selected" if is_selected else "strong" if row.state.is_under_way else "text"))
     used = width_of(cleaned(left, moment.glyphs))
     for right in node_words(row, scene, moment):
-        if used + 2 + width_of(cleaned(right, moment.glyphs)) <= width:
-            return spread(left, right, width, moment.glyphs)
+        right_cells = width_of(cleaned(right, moment.glyphs))
+        if used + 2 + right_cells <= width:
+            return spread([*left, *_said(row, scene, width - used - right_cells, moment)], right, width, moment.glyphs)
     said = node_words(row, scene, moment)[0] if row.state.is_over else ()
     return fit([*left, ("  ", "text"), *said], width, moment.glyphs)
+
+
+def _said(row: NodeRow, scene: Scene, room: int, moment: Moment) -> list[Piece]:
+    """Return what the node's hook printed last, cut to ``room`` less two gaps; nothing where little of it fits."""
+    said, cells = scene.view.said.get(row.name, ""), room - 2 * GAP_CELLS
+    if not said or cells < LEAST_SAID_CELLS:
+        return []
+    return [(" " * GAP_CELLS, "text"), *choose([[(said, "muted")]], min(cells, cell_len(said)), moment.glyphs)]
 
 
 def is_live(row: NodeRow) -> bool:
@@ -100,9 +115,9 @@ def is_live(row: NodeRow) -> bool:
 
 
 def _fold_pieces(item: Item, scene: Scene) -> list[Piece]:
-    state, count = item.nodes[0].state, len(item.nodes)
-    sign, role = SIGNS[state]
-    pieces: list[Piece] = [(f"{sign} {count} {state.value}", role)]
+    state, count, word = item.nodes[0].state, len(item.nodes), scene.view.state.word(item.nodes[0])
+    sign, role = SIGNS[word]
+    pieces: list[Piece] = [(f"{sign} {count} {word}", role)]
     times = [scene.view.warm_ns[node.name] for node in item.nodes if node.name in scene.view.warm_ns]
     if state is NodeState.READY and times:
         pieces.append((f"  median {duration_text(statistics.median(times))}", "muted"))
@@ -122,6 +137,9 @@ def node_words(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
 
 
 def _pending(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
+    word = scene.view.state.word(row)
+    if word in WILL_NOT_BE:
+        return [[(word, SIGNS[word][1])], []]
     wait_s = row.due_s - scene.view.now_s(moment.wall_ns)
     if row.attempt and wait_s > 0:
         return [[(f"again in {wait_s:.0f} s", "waiting")]]
@@ -147,9 +165,11 @@ def _skipped(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
 
 
 def _under_way(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
-    """The stage of its run, where the node is linked; else its state; and since when."""
+    """The stage of its run, where the node is linked; else its state; and since when, where that is known."""
     state, run = linked_run(row, scene)
-    spent_ns = round(max(0.0, scene.view.now_s(moment.wall_ns) - row.since_s) * NS_PER_S)
+    spent_ns: int | None = round(max(0.0, scene.view.now_s(moment.wall_ns) - row.since_s) * NS_PER_S)
+    if scene.view.holder is None:  # the clock of what nobody carries out stands still
+        spent_ns = None
     word, role = row.state.value, "running"
     if row.state is NodeState.UNKNOWN:
         role = "unknown"
@@ -162,6 +182,8 @@ def _under_way(row: NodeRow, scene: Scene, moment: Moment) -> list[list[Piece]]:
     elif state is not None and run is not None and not run.state.is_terminal:
         word = _stage_words(run)
         spent_ns = elapsed_ns(run, state, moment.mono_ns) or spent_ns
+    if spent_ns is None:
+        return [[(word, role)], []]
     time: Piece = (coarse_duration(spent_ns), "text")
     return [[(f"{word} ", role), time], [(word, role)], [time]]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from console.format import clock_text, counted, duration_text
 from console.rollout.endings import may_go_on
-from console.rollout.states import BackOut, GateCount, NodeState, Phase, Verdict
+from console.rollout.others import Other, carrier_words
+from console.rollout.states import NOT_BEGUN, BackOut, GateCount, NodeState, Phase, Verdict
 from console.rollout.view import Look, RolloutView
 from console.widgets.paint import Line, Moment, Piece, choose, cleaned, spread, width_of
 from console.widgets.rollout_cell import (
@@ -42,9 +43,25 @@ def holder_piece(view: RolloutView) -> Piece:
     if view.is_here:
         return " ● carried out here ", "ready"
     if view.holder is None:
-        return " ✖ nobody carries it out ", "failed"
-    host, _, rest = view.holder.partition(":")
-    return f" ● carried out by {host}, process {rest.partition(':')[0]} ", "accent"
+        return f" ✖ {carrier_words(None)} ", "failed"
+    return f" ● {carrier_words(view.holder)} ", "accent"
+
+
+def others_line(others: Sequence[Other], hint: str, width: int, moment: Moment) -> Line:
+    """Say how the first of ``others`` stands, and how many more there are; ``hint``: the key to it, and what it does.
+
+    Where there is little room, how many are out of traffic and the key stay longest.
+    """
+    one = others[0]
+    role = "failed" if one.holder is None else "accent"
+    name: Piece = (f" {'✖' if one.holder is None else '●'} rollout {one.name}: {one.phase}", role)
+    who: Piece = (f", {carrier_words(one.holder)}", role)
+    out: Piece = (f", {counted(one.nodes_out, 'node')} out of traffic" if one.nodes_out else "", "warning")
+    more: Piece = (f"; and {counted(len(others) - 1, 'more rollout')}" if len(others) > 1 else "", role)
+    key: Piece = (f"  {hint}" if hint else "", "accent")
+    short_who: Piece = (f", by {one.holder.partition(':')[0]}" if one.holder is not None else ", nobody at it", role)
+    options = ([name, who, out, more, key], [name, who, out, key], [name, short_who, out, key], [name, out, key])
+    return choose((*options, [name, out]), width, moment.glyphs)
 
 
 def standing_line(view: RolloutView, width: int, moment: Moment) -> Line:
@@ -54,7 +71,7 @@ def standing_line(view: RolloutView, width: int, moment: Moment) -> Line:
     phase: Piece = (f" {PHASES[state.phase][0]} ", PHASES[state.phase][1])
     name: Piece = (f" {row.name}  ", "title")
     batch: Piece = (f"batch {state.batch + 1} of {view.batches}  ", "text")
-    counts = count_states(state.nodes)
+    counts = count_states(state.nodes, state)
     left = sum(counts[word] for word in (UNDER_WAY, "pending", "unknown"))
     limit: Piece = (
         f"failures {state.failures}/{state.rules.max_failures}  ",
@@ -62,7 +79,7 @@ def standing_line(view: RolloutView, width: int, moment: Moment) -> Line:
     )
     rest: Piece = (f"{left} left  ", "text" if left else "faint")
     time = [(f"{duration_text(max(0, end_ns - row.created_ns))} ", "muted")]
-    begun = counts - Counter(pending=counts["pending"])
+    begun = Counter({word: count for word, count in counts.items() if word not in ("pending", NOT_BEGUN)})
     words, figures = count_pieces(counts, with_words=True), count_pieces(counts, with_words=False)
     for start, end in (
         ([phase, name, batch, *words, rest, limit], time),
@@ -214,8 +231,9 @@ def node_lines(name: str | None, verbs: frozenset[str], scene: Scene, width: int
     row = scene.view.state.node(name) if name is not None else None
     if row is None:
         return []
-    sign, role = SIGNS[row.state]
-    words = node_words(row, scene, moment)[0] if not row.state.is_over else [(row.state.value, role)]
+    word = scene.view.state.word(row)
+    sign, role = SIGNS[word]
+    words = node_words(row, scene, moment)[0] if not row.state.is_over else [(word, role)]
     facts = [f"batch {row.batch + 1}"]
     if row.attempt:
         facts.append(f"attempt {row.attempt}")
@@ -230,7 +248,7 @@ def node_lines(name: str | None, verbs: frozenset[str], scene: Scene, width: int
     end: list[Piece] = [(f"{' · '.join(hints)} ", "accent")] if hints else []
     fits = width_of(cleaned([*left, *end], moment.glyphs)) < width
     first = spread(left, end if fits else [], width, moment.glyphs)
-    reason = row.skip_reason or row.reason
+    reason = row.skip_reason or row.reason or scene.view.said.get(row.name, "")
     role = "failed" if row.state is NodeState.FAILED else "muted"
     said = [(reason, role), *((text, "unknown") for text in may_go_on(scene.view.state, row))]
     room = max(10, width - 4)

@@ -87,11 +87,12 @@ def lay_out(
 
 
 def _items(rows: Iterable[NodeRow], selected: str | None, now_s: float) -> Iterable[Item]:
-    def alike(row: NodeRow) -> tuple[bool, NodeState, str]:
+    def alike(row: NodeRow) -> tuple[bool, NodeState, bool, str]:
         folds = row.name != selected and _has_nothing_to_say(row, now_s)
-        return folds, row.state, "" if folds else row.name
+        was_begun = row.state is NodeState.PENDING and row.attempt > 0  # of which an abort says something else
+        return folds, row.state, was_begun, "" if folds else row.name
 
-    for (folds, _, _), group in groupby(rows, key=alike):
+    for (folds, *_), group in groupby(rows, key=alike):
         members = tuple(group)
         if folds and len(members) >= FEWEST_FOLDED:
             yield Item(members)

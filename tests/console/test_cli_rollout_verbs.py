@@ -79,13 +79,26 @@ def test_status_shows_nodes_what_is_waited_for_and_the_timeline(desk: Desk, caps
         "  batch 1 of 2, 1 failure of 1",
         "  nobody carries it out: glowplug rollout abort pre-warm",
         "  a  batch 1  failed, attempt 1, out of traffic: no memory",
-        "  b  batch 2  pending",
+        "  b  batch 2  not begun",
         "  waits for a: back into its traffic",
         shown[6],
         shown[7],
     ]
     assert [line[19:] for line in shown[6:]] == ["begun", "a: warming", "a: failed: no memory"]
     assert said(capsys, "status", desk.uid[:6]).splitlines() == shown
+
+
+def test_status_says_what_an_abort_called_off_and_what_was_never_begun(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what will not be begun any more nothing is pending, in words as in JSON."""
+    happened(desk, e.Begin(), e.NodeReached("a", 1, NodeState.WARMING), e.Abort("wrong model"), e.BackedOut("a", True))
+    lines, nodes = said(capsys, "status", NAME).splitlines(), document(capsys, "status", NAME)["nodes"]
+
+    assert "  a  batch 1  called off, attempt 1: aborted" in lines
+    assert "  b  batch 2  not begun" in lines
+    assert [node["state"] for node in nodes] == ["called off", "not begun"]
+    assert "pending" not in "".join(lines)
 
 
 def test_status_reads_no_more_of_a_long_timeline_than_it_shows(

@@ -24,7 +24,7 @@ from db.errors import (
     UnavailableError,
 )
 from db.queries import History
-from db.rollout_records import Entry, RolloutNodeRow, RolloutRow, Turn
+from db.rollout_records import Entry, Lease, RolloutNodeRow, RolloutRow, Turn, Unfinished
 from db.rollout_store import RolloutStore, lease_of
 
 UID = "aaaa0000"
@@ -137,7 +137,24 @@ def test_a_rollout_is_found_by_name_the_newest_first_and_by_how_its_uid_begins(d
         desk.read("aaaa")
     with History(desk.path) as history:
         assert [row.rollout_uid for row in rollouts.listed(history)] == ["aaaa1111", UID]
-        assert [row.rollout_uid for row in rollouts.listed(history, unfinished=True)] == ["aaaa1111"]
+
+
+def test_what_is_not_over_is_told_in_short(desk: Desk) -> None:
+    """Its phase, its last lease, and how many of its nodes are out of traffic; what is over is not among it."""
+    store = desk.store("one")
+    store.create(rollout_row(), NODES)
+    store.record(UID, turn(is_over=True, phase="done"))
+    store.create(rollout_row("aaaa1111"), NODES)
+    out = dataclasses.replace(NODES[0], state="draining", is_out=True)
+    store.record("aaaa1111", turn(nodes=(out,)))
+    with History(desk.path) as history:
+        before = rollouts.unfinished(history)
+        store.give_back("aaaa1111")
+        after = rollouts.unfinished(history)
+
+    held = Unfinished("aaaa1111", "pre-warm", "running", Lease("one", desk.clock.now_ns + 10 * S), 1)
+    assert before == (held,)
+    assert after == (dataclasses.replace(held, lease=None),)
 
 
 def test_intents_without_an_outcome_are_known(desk: Desk) -> None:

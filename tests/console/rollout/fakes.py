@@ -38,10 +38,14 @@ class FakeEffects:
         self.answers: dict[type, list[Outcome | Exception]] = {}
         self.held: set[type] = set()
         self.links: dict[str, str | None] = {}
+        self.lines: dict[str, str] = {}
         self._changed = asyncio.Condition()
 
     def down(self) -> Mapping[str, str | None]:
         return self.links
+
+    def said(self) -> Mapping[str, str]:
+        return self.lines
 
     async def let_go(self, kind: type) -> None:
         self.held.discard(kind)

@@ -12,8 +12,9 @@ import pytest
 from console.config import parse
 from console.errors import HistoryError, UsageError
 from console.rollout import events as e
-from console.rollout.carrying import Carrier
+from console.rollout.carrying import TAKEN_OVER, Carrier
 from console.rollout.effects import Outcome
+from console.rollout.others import Other
 from console.rollout.states import NodeState, Phase
 from db.database import connect
 from remote_agent.protocol.messages import Actor
@@ -127,18 +128,57 @@ async def test_one_that_another_process_carries_out_is_steered_from_here(console
     await task
 
 
+async def test_a_rollout_of_others_is_told_with_who_carries_it_out_and_what_is_out_of_traffic(
+    console: Console, desk: Desk
+) -> None:
+    """Another process, then nobody; what this console carries out is not among them, nor what is over."""
+    effects = FakeEffects()
+    effects.held = {e.RunHook}
+    task = asyncio.ensure_future(desk.controller(effects, "elsewhere").run())
+    await eventually(lambda: any(isinstance(one, e.RunHook) for one in effects.begun))
+    held = await console.carrier.others()
+    desk.store("elsewhere").give_back(desk.uid)
+    left = await console.carrier.others()
+    task.cancel()
+    await effects.let_go(e.RunHook)
+    await asyncio.wait({task})
+    await eventually(lambda: desk.read().row.lease is None)
+    console.effects.held = {e.ReadNode, e.StartNode, e.RunHook}
+    await console.carrier.ask(desk.uid, "abort", {})
+
+    assert held == (Other(desk.uid, NAME, "running", "elsewhere", 1),)
+    assert left == (Other(desk.uid, NAME, "running", None, 1),)
+    assert await console.carrier.others() == ()
+
+
 async def test_one_that_nobody_carries_out_becomes_this_consoles_when_resumed(console: Console, desk: Desk) -> None:
     """After a pause, which needs nobody."""
     assert await console.carrier.ask(desk.uid, "pause", {}) == (True, "paused")
     assert console.carrier.carried == {}
-    assert await console.carrier.ask(desk.uid, "resume", {}) == (True, "it goes on")
+    assert await console.carrier.ask(desk.uid, "resume", {}) == (True, f"it goes on; {TAKEN_OVER}")
     await ends(console)
 
-    texts = [notice.text for notice in console.carrier.take_notices()]
-    assert texts == [
-        f"nobody carried out rollout {NAME}: this console does from here on",
-        f"rollout {NAME} done: 3 ready",
-    ]
+    assert [notice.text for notice in console.carrier.take_notices()] == [f"rollout {NAME} done: 3 ready"]
+
+
+async def test_resuming_after_a_crash_is_said_once(console: Console, desk: Desk) -> None:
+    """By the answer; that it was paused to be read anew, which that very verb ends, is no news."""
+    desk.lease_s = 1.0  # it is found lost at the next renewal
+    effects = FakeEffects()
+    effects.held = {e.StartNode}
+    task = asyncio.ensure_future(desk.controller(effects, "elsewhere").run())
+    await eventually(lambda: bool(effects.begun))
+    desk.store("elsewhere").give_back(desk.uid)  # as a lease that ran out: nothing was paused
+    await asyncio.wait({task})
+    assert desk.state().phase is Phase.RUNNING
+    console.effects.held = {e.RunHook}
+    answer = await console.carrier.ask(desk.uid, "resume", {})
+    notices = console.carrier.take_notices()
+    await console.effects.let_go(e.RunHook)
+    await ends(console)
+
+    assert answer == (True, f"it goes on; {TAKEN_OVER}")
+    assert notices == []
 
 
 async def test_of_two_verbs_at_one_moment_one_takes_the_rollout_over(console: Console, desk: Desk) -> None:
@@ -155,11 +195,8 @@ async def test_of_two_verbs_at_one_moment_one_takes_the_rollout_over(console: Co
     await console.effects.let_go(e.StartNode)
     await ends(console)
 
-    assert answers == [(True, "c is skipped"), (True, "it goes on"), (False, "it is running already")]
+    assert answers == [(True, "c is skipped"), (True, f"it goes on; {TAKEN_OVER}"), (False, "it is running already")]
     assert [intent.node for intent in console.effects.begun if isinstance(intent, e.StartNode)] == ["a", "b"]
-    assert [text for notice in console.carrier.take_notices() if "nobody" in (text := notice.text)] == [
-        f"nobody carried out rollout {NAME}: this console does from here on"
-    ]
 
 
 async def test_a_lease_that_ran_out_in_a_sleep_makes_no_second_controller(console: Console, desk: Desk) -> None:
@@ -183,7 +220,7 @@ async def test_what_is_over_is_not_taken_over(console: Console) -> None:
     await ends(console)
     with pytest.raises(UsageError, match=f"rollout {NAME} is over: done"):
         await console.carrier.ask(uid, "resume", {})
-    assert "nobody" not in "".join(notice.text for notice in console.carrier.take_notices())
+    assert [notice.text for notice in console.carrier.take_notices()] == [f"rollout {NAME} done: 3 ready"]
 
 
 async def test_one_with_nodes_that_are_not_in_the_fleet_is_not_taken_over(tmp_path: Path) -> None:
@@ -195,6 +232,22 @@ async def test_one_with_nodes_that_are_not_in_the_fleet_is_not_taken_over(tmp_pa
         await console.carrier.close()
 
         assert desk.read().row.lease is None
+
+
+async def test_what_a_hook_of_this_console_says_is_shown_while_it_carries_the_rollout_out(
+    console: Console, desk: Desk
+) -> None:
+    """Beside what the history has; of another's hooks nothing is known here."""
+    console.effects.lines = {"a": "weight 10%"}
+    before = await console.carrier.read(desk.uid)
+    console.effects.held = {e.RunHook}
+    await console.carrier.ask(desk.uid, "resume", {})
+    during = await console.carrier.read(desk.uid)
+    await console.effects.let_go(e.RunHook)
+    await ends(console)
+    after = await console.carrier.read(desk.uid)
+
+    assert [dict(view.said) for view in (before, during, after) if view is not None] == [{}, {"a": "weight 10%"}, {}]
 
 
 async def test_closing_pauses_what_it_carries_out_and_waits_for_hooks(console: Console, desk: Desk) -> None:

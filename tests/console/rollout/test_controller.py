@@ -243,6 +243,6 @@ async def test_an_inconclusive_sample_pauses_and_promote_takes_the_operators_wor
     effects.answers[e.TakeSample] = [Outcome(e.GateSampled(1, 0, Verdict.INCONCLUSIVE, "no verify there"))]
     async with running(desk.controller(effects)) as task:
         await eventually(lambda: desk.state().phase is Phase.PAUSED)
-        assert desk.read().row.reason.endswith("no verify there")
+        assert desk.read().row.reason.startswith("gate 1 is inconclusive: no verify there")
         assert await ask(desk, "promote") == (True, "it goes on")
         assert (await task).phase is Phase.DONE

@@ -135,6 +135,20 @@ async def test_hooks_that_move_traffic_say_how_they_ended(acting: Acting) -> Non
     assert acting.hooks.read_text() == "shift 2\nafter_shift 2\non_abort 2\n"
 
 
+async def test_what_a_hook_printed_last_is_known_while_it_runs(acting: Acting, tmp_path: Path) -> None:
+    """By its node, and no longer."""
+    wait = f'while ! [ -e "{tmp_path}/go" ]; do sleep 0.01; done'
+    (tmp_path / "hook").write_text(f"#!/bin/sh\necho moving\n{wait}\n")
+    shift = asyncio.ensure_future(acting.act(e.RunHook("n1", 2, "shift")))
+    await eventually(lambda: bool(acting.effects.said()))
+    during = dict(acting.effects.said())
+    (tmp_path / "go").touch()
+    await shift
+
+    assert during == {"n1": "moving"}
+    assert acting.effects.said() == {}
+
+
 # --- what a node is read to be ------------------------------------------------------
 
 

@@ -51,6 +51,24 @@ async def test_a_program_gets_its_arguments_and_environment_as_they_are(tmp_path
     assert (ended.code, ended.reason, ended.succeeded, ended.tries) == (0, "", True, 1)
 
 
+async def test_what_a_program_says_is_told_line_by_line_while_it_runs(tmp_path: Path) -> None:
+    """The last whole line each time, cleaned; it waits here for what was told of the one before."""
+    go, lines = tmp_path / "go", list[str]()
+    wait = f'while ! [ -e "{go}" ]; do sleep 0.01; done'
+    argv = script(tmp_path, f'printf "first\n\033[31mweight 10%%\033[0m\nhalf a li"; {wait}; echo ne')
+
+    def said(line: str) -> None:
+        lines.append(line)
+        if "weight 10%" in lines:
+            go.touch()
+
+    ended = await run_program(argv, os.environ, 30.0, said=said)
+
+    assert ended.code == 0
+    assert "half a li" not in lines
+    assert lines[-2:] == ["weight 10%", "half a line"]
+
+
 def test_what_differs_among_nodes_is_empty_and_all_are_named() -> None:
     """For a gate, which is about several."""
     environ = environment({}, "uid", "gate", [("a", 0, 1), ("b", 0, 2)])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from console.errors import GlowplugError
 from console.rollout.carrying import Notice
+from console.rollout.others import Other
 from console.rollout.plan import Plan
 from console.rollout.reaching import Answer
 from console.rollout.states import RolloutState
@@ -20,6 +21,7 @@ class FakeRollouts:
         self.views = list(views)
         self.names: tuple[str, ...] = ()
         self.carried: Mapping[str, RolloutState] = {}
+        self.unfinished: tuple[Other, ...] = ()
         self.notices: list[Notice] = []
         self.asked: list[tuple[str, str, Mapping[str, object]]] = []
         self.answer: Answer = (True, "done")
@@ -32,6 +34,11 @@ class FakeRollouts:
 
     async def listed(self) -> tuple[RolloutRow, ...]:
         return tuple(view.row for view in self.views)
+
+    async def others(self) -> tuple[Other, ...]:
+        if self.refuses is not None:
+            raise self.refuses
+        return self.unfinished
 
     async def read(self, rollout_uid: str) -> RolloutView | None:
         if self.refuses is not None:

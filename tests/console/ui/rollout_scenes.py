@@ -163,7 +163,8 @@ def hostile(payload: str) -> RolloutView:
         told("command", payload, by=payload, answer=payload),
     )
     made = state(nodes, reason=payload)
-    return view(made, payload, entries, name=payload, reason=payload)
+    read = view(made, payload, entries, name=payload, reason=payload)
+    return replace(read, said={node.name: payload for node in nodes})
 
 
 def fleet() -> tuple[FleetNode, ...]:

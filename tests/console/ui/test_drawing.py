@@ -15,14 +15,14 @@ from console.widgets.grid import Grid, panel_grid
 from console.widgets.header import count_nodes, header_line
 from console.widgets.node_filter import FilterError, parse_filter
 from console.widgets.node_view import Status, next_tier, node_status
-from console.widgets.paint import ROLES, Line, Moment, plain
+from console.widgets.paint import ROLES, Line, Moment, plain, width_of
 from console.widgets.panel import PANEL_HEIGHT, Highlight, panel_lines
 from console.widgets.row import row_line
 from console.widgets.run_filter import parse_run_filter
 from console.widgets.run_model import Before, before_of_rows, detail_of_rows, detail_of_view
 from console.widgets.strip import stage_strip
 from console.widgets.waterfall import waterfall_lines
-from console.widgets.wrap import wrap
+from console.widgets.wrap import wrap, wrap_line
 from remote_agent.protocol.messages import Resident, Tier
 from tests.console.ui import scenes
 from tests.console.ui.fake_fleet import run_row, stage_rows
@@ -357,3 +357,16 @@ def test_long_lines_are_broken_at_blanks_and_the_rest_is_kept() -> None:
     assert wrap("connection refused by 10.2.0.7 port 22", 20, 3) == ["connection refused", "by 10.2.0.7 port 22"]
     assert wrap("x" * 30, 10, 2) == ["x" * 10, "x" * 20]
     assert wrap("", 10, 2) == []
+
+
+def test_a_line_of_pieces_is_wrapped_with_its_roles_and_hangs_further_in() -> None:
+    """Nothing of it is lost, no part is wider than asked, and where there is no room to hang none does."""
+    line = (("  hook shift: ", "muted"), ("glowplug hook haproxy shift", "text"))
+    parts = wrap_line(line, 24)
+
+    assert [plain(part) for part in parts] == ["  hook shift:", "      glowplug hook", "      haproxy shift"]
+    assert parts[1][1:] == (("glowplug hook", "text"),)
+    for width in range(1, 50):
+        parts = wrap_line(line, width)
+        assert all(width_of(part) <= width for part in parts)
+        assert "".join(map(plain, parts)).replace(" ", "") == plain(line).replace(" ", "")

@@ -7,16 +7,19 @@ from dataclasses import replace
 import pytest
 
 from console.app import GlowplugApp
-from console.errors import NodeUnreachable
+from console.errors import HistoryError, NodeUnreachable
+from console.rollout.others import Other
 from console.screens.confirm import ConfirmScreen
+from console.screens.rollout import RolloutScreen
 from console.screens.run import RunScreen
 from console.widgets.fleet_view import FleetView, Layout
 from console.widgets.line_view import LineView
 from console.widgets.paint import plain
 from remote_agent.protocol.messages import RunState, Tier
-from tests.console.ui import scenes
+from tests.console.ui import rollout_scenes, scenes
 from tests.console.ui.driving import fake, fleet_screen, lines_of, press, running, see, settle, shown, shown_lines
 from tests.console.ui.fake_fleet import Asked
+from tests.console.ui.fake_rollouts import FakeRollouts
 
 NAMES = tuple(state.name for state in scenes.fleet())
 
@@ -360,3 +363,38 @@ async def test_a_finished_run_of_a_cancelled_node_rests() -> None:
     async with running([replace(state, residents=())]) as (app, _):
         assert "○ cold" in shown(app)
         assert "cancelled after 1.00 s" in shown(app)
+
+
+async def test_a_rollout_that_this_console_does_not_carry_out_is_said_with_its_key() -> None:
+    """Which, its phase, that nobody is at it, how many nodes are out of traffic; the key shows that very one."""
+    rollouts = FakeRollouts([rollout_scenes.view(holder=None)])
+    rollouts.unfinished = (Other(rollout_scenes.UID, "eu-llama", "running", None, 2),)
+    async with running(rollouts=rollouts) as (app, pilot):
+        line = " ✖ rollout eu-llama: running, nobody carries it out, 2 nodes out of traffic  o shows it"
+        assert lines_of(app, "#notices") == [line.ljust(120)]
+
+        rollouts.unfinished = ()
+        fleet_screen(app).read_rollouts()
+        await settle(app, pilot)
+        assert "eu-llama" not in shown(app)
+
+        rollouts.unfinished = (Other(rollout_scenes.UID, "eu-llama", "running", rollout_scenes.ELSEWHERE, 0),)
+        fleet_screen(app).read_rollouts()
+        await see("● rollout eu-llama: running, carried out by build-7, process 4711  o shows it", app, pilot)
+        await press(app, pilot, "o")
+        assert isinstance(app.screen, RolloutScreen)
+        assert app.screen.rollout_uid == rollout_scenes.UID
+
+
+async def test_a_history_that_can_not_be_read_says_nothing_of_rollouts() -> None:
+    """And the screen goes on."""
+    rollouts = FakeRollouts()
+    rollouts.unfinished = (Other(rollout_scenes.UID, "eu-llama", "paused", None, 0),)
+    async with running(rollouts=rollouts) as (app, pilot):
+        assert "rollout eu-llama: paused" in shown(app)
+        rollouts.refuses = HistoryError("history.db is damaged")
+        fleet_screen(app).read_rollouts()
+        await settle(app, pilot)
+
+        assert "eu-llama" not in shown(app)
+        assert "✔ ready" in shown(app)

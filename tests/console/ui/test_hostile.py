@@ -18,6 +18,7 @@ from textual.pilot import Pilot
 from console.app import GlowplugApp
 from console.errors import RequestRefused
 from console.prompts import Field, Prompt
+from console.rollout.others import Other
 from console.screens.fleet import FleetScreen
 from console.screens.history import HistoryScreen
 from console.screens.launch import LaunchScreen
@@ -141,7 +142,8 @@ async def test_nothing_raw_reaches_the_terminal_from_any_screen(group: str, asci
     prompts = asking(Prompt(payload, (payload,), (payload,), fields, payload))
     app = make_app((), title=payload, ascii=ascii_only, prompts=prompts)
     app.fleet = hostile_fleet(payload)
-    app.rollouts = FakeRollouts([rollout_scenes.hostile(payload)])
+    app.rollouts = rollouts = FakeRollouts([rollout_scenes.hostile(payload)])
+    rollouts.unfinished = (Other(rollout_scenes.UID, payload, payload, payload, 1),)
     app.driver_class = RecordingDriver
     visited = Visit(app)
 

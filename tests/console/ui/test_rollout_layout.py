@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.rollout.states import NodeRow, NodeState, RolloutState
+from console.rollout.states import NodeRow, NodeState, Phase, RolloutState
 from console.widgets.rollout_layout import BoardLayout, lay_out
 from tests.console.ui import rollout_scenes as scenes
 
@@ -26,6 +26,13 @@ def test_a_batch_that_fits_shows_every_node() -> None:
 
     assert texts(layout, 2) == ["gpu-eu-05", "gpu-eu-06", "gpu-eu-07", "gpu-eu-08"]
     assert [len(column.nodes) for column in layout.columns] == [1, 3, 4]
+
+
+def test_nodes_that_were_begun_fold_apart_from_those_that_were_not() -> None:
+    """After an abort the ones are called off, the others were never begun."""
+    nodes = [NodeRow(f"n{number}", 0, attempt=int(number < 4)) for number in range(8)]
+
+    assert texts(board(scenes.state(nodes, Phase.ABORTED), height=3), 0) == ["4 pending", "4 pending"]
 
 
 def test_a_long_batch_folds_what_has_nothing_to_say_and_never_what_has() -> None:

@@ -14,9 +14,10 @@ from textual.widgets import Input
 from console.app import GlowplugApp
 from console.errors import HistoryError
 from console.rollout import events as e
+from console.rollout.others import Other
 from console.rollout.saved import run_uid
 from console.rollout.states import GateCount, Phase, Verdict
-from console.screens.confirm import ConfirmScreen
+from console.screens.confirm import LEAST_CELLS, ConfirmScreen
 from console.screens.fleet import FleetScreen
 from console.screens.leave import LeaveScreen
 from console.screens.rollout import RolloutScreen
@@ -229,6 +230,27 @@ async def test_another_rollout_of_the_history_is_chosen_from_a_list() -> None:
         assert "✔ done  lab-llama" in head(app)
 
 
+async def test_over_a_rollout_that_has_ended_another_that_goes_on_is_said_with_its_key() -> None:
+    """The screen stays where it is; while what is shown goes on it says nothing of others."""
+    newer = view(holder=ELSEWHERE, rollout_uid=OTHER_UID, name="lab-llama")
+    rollouts = FakeRollouts([newer, view()])
+    rollouts.unfinished = (Other(OTHER_UID, "lab-llama", "running", ELSEWHERE, 1),)
+    async with opened(rollouts) as (app, pilot):
+        screen_of(app).show_rollout(UID)
+        await settle(app, pilot)
+        assert "lab-llama" not in head(app)
+
+        rollouts.views = [newer, view(scenes.state(phase=Phase.DONE, reason="8 ready"))]
+        screen_of(app).read()
+        await settle(app, pilot)
+        assert "✔ done  eu-llama" in head(app)
+        assert "● rollout lab-llama: running, carried out by build-7, process 4711, 1 node out of traffic" in head(app)
+        assert "o lists it" in head(app)
+        await press(app, pilot, "o", "enter")
+        assert "● running  lab-llama" in head(app)
+        assert "lists it" not in head(app)
+
+
 # --- for real: a history, a controller, a world as a test tells it ---------------------------------
 
 
@@ -326,3 +348,24 @@ async def test_a_long_plan_leaves_the_note_and_the_buttons_in_view(size: tuple[i
         await pilot.resize_terminal(120, 90)
         await see("line 59", app, pilot)
         assert not items.can_focus
+
+
+async def test_what_is_longer_than_a_dialog_widens_it_and_is_wrapped_where_there_is_no_more_room() -> None:
+    """Nothing of a plan is cut, at any width; a short one leaves the dialog as it is."""
+    long = "  hook shift: glowplug hook haproxy shift --server llama/gpu-1 --step-s 2 (1 min 00 s at most)"
+    async with opened(FakeRollouts([view()])) as (app, pilot):
+        app.push_screen(ConfirmScreen("Start?", [((long, "text"),)], "Start it"))
+        await settle(app, pilot)
+        assert long in shown(app)
+        for width, height in ((80, 24), (60, 20)):
+            await pilot.resize_terminal(width, height)
+            await settle(app, pilot)
+            words = " ".join(" ".join(lines_of(app, "#items")).split())
+            assert words == long.strip()
+            assert "at most)" in shown(app)
+            assert "Start it" in shown(app)
+        app.pop_screen()
+        await pilot.resize_terminal(120, 40)
+        app.push_screen(ConfirmScreen("Start?", [(("short", "text"),)], "Start it"))
+        await settle(app, pilot)
+        assert app.screen.query_one(".dialog").outer_size.width == LEAST_CELLS

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from console.rollout.others import Other
 from console.rollout.saved import run_uid
 from console.rollout.states import Ending, GateCount, NodeRow, NodeState, Phase, Verdict
 from console.rollout.view import RolloutView
 from console.state import NodeState as FleetNode
 from console.widgets.paint import Line, Moment, plain, width_of
 from console.widgets.rollout_cell import Scene, item_line
-from console.widgets.rollout_head import gate_lines, holder_piece, node_lines, standing_line, waiting_lines
+from console.widgets.rollout_head import gate_lines, holder_piece, node_lines, others_line, standing_line, waiting_lines
 from console.widgets.rollout_layout import Item, lay_out
 from tests.console.ui import rollout_scenes as scenes
 from tests.console.ui import scenes as fleet_scenes
@@ -114,12 +115,50 @@ def test_a_cell_has_sign_name_and_word(name: str, words: str) -> None:
     assert cell(name, scene(), 14).startswith(words[:11])
 
 
+def test_after_an_abort_nothing_is_pending_or_left() -> None:
+    """What was begun is called off, the rest not begun: in counts, in cells, in the line of a node, folded or not."""
+    nodes = (NODES[0], NodeRow("gpu-eu-02", 1, attempt=1, reason="aborted"), *(
+        NodeRow(f"gpu-eu-0{number}", 1, is_down=number == 3) for number in range(3, 7)
+    ))  # fmt: skip
+    for phase in (Phase.ABORTING, Phase.ABORTED):
+        made = view(scenes.state(nodes, phase, analysis=None))
+        standing = " ".join(plain(standing_line(made, 120, MOMENT)).split())
+        fold = Item(tuple(nodes[3:]))
+
+        assert "✔ 1 ready – 1 called off ○ 4 not begun 0 left" in standing
+        assert cell("gpu-eu-02", scene(made)) == "– gpu-eu-02 called off"
+        assert cell("gpu-eu-03", scene(made)) == "○ gpu-eu-03 not begun"
+        assert plain(item_line(fold, scene(made), 30, MOMENT, is_selected=False)).strip() == "○ 3 not begun"
+        selected = text(node_lines("gpu-eu-02", frozenset(), scene(made), 80, MOMENT))
+        assert selected.startswith("– gpu-eu-02 called off batch 2, attempt 1")
+
+
+def test_what_a_hook_says_stands_beside_it_as_far_as_there_is_room() -> None:
+    """In the cell cut, in the line of the selected node whole; where next to nothing of it fits not at all."""
+    said = "weight 10%: llama/gpu-eu-02 is up, 3 sessions"
+    shifting = replace(NODES[1], state=NodeState.SHIFTING, hook="shift")
+    one = scene(replace(view(scenes.state([NODES[0], shifting])), said={"gpu-eu-02": said}))
+
+    assert cell("gpu-eu-02", one, 80) == f"● gpu-eu-02 {said} shift 11.0 s"
+    assert cell("gpu-eu-02", one, 43) == "● gpu-eu-02 weight 10%: ll… shift 11.0 s"
+    assert cell("gpu-eu-02", one, 30) == "● gpu-eu-02 shift 11.0 s"
+    assert text(node_lines("gpu-eu-02", frozenset(), one, 100, MOMENT)).endswith(said)
+
+
 def test_a_node_out_of_sight_is_not_said_to_load() -> None:
     """Its link's state stands in the cell, and no stage; a node that the fleet has not shows its own state."""
     silent = fleet_scenes.silent("gpu-eu-02", run_uid(UID, "gpu-eu-02", 1))
 
     assert cell("gpu-eu-02", scene(None, silent)) == "● gpu-eu-02 ? silent 11.0 s"
     assert cell("gpu-eu-02", scene(None, fleet_scenes.cold("other"))) == "● gpu-eu-02 warming 11.0 s"
+
+
+def test_no_time_is_told_by_a_clock_that_stands_still() -> None:
+    """Of a rollout that nobody carries out; a run that goes on has its own."""
+    left = view(holder=None)
+
+    assert cell("gpu-eu-04", scene(left)) == "● gpu-eu-04 gate 1, 3 of 5"
+    assert cell("gpu-eu-02", scene(left)) == "● gpu-eu-02 weights 68 % 0.5 s"
 
 
 def test_gates_show_their_samples_what_comes_next_and_why_one_did_not_pass() -> None:
@@ -161,3 +200,15 @@ def test_a_run_that_may_go_on_is_seen_in_its_cell_and_told_under_the_selected_no
     many = [replace(silent, name=f"gpu-{number}") for number in range(9)]
     plan = lay_out(many, 40, 4, None, folds=True, now_s=50.0)
     assert not any(item.is_fold for item in plan.columns[0].items)
+
+
+def test_a_rollout_of_others_is_said_in_one_line_at_every_width() -> None:
+    """How many nodes are out of traffic and the key stay longest."""
+    others = (Other("1", "eu-llama", "paused", None, 1), Other("2", "lab", "running", ELSEWHERE, 0))
+    wide, narrow = (plain(others_line(others, "o shows it", width, MOMENT)).strip() for width in (120, 64))
+
+    left = "✖ rollout eu-llama: paused, nobody carries it out, 1 node out of traffic"
+    assert wide == f"{left}; and 1 more rollout  o shows it"
+    assert narrow == "✖ rollout eu-llama: paused, 1 node out of traffic  o shows it"
+    for width in range(10, 140):
+        assert width_of(others_line(others, "o shows it", width, MOMENT)) == width
