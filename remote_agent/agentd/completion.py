@@ -178,7 +178,9 @@ def _exchange(serve: Serve, method: str, path: str, body: bytes | None, give_up:
     except OSError as error:
         raise NoCompletionError(f"{what}: {error.strerror or error}", may_come=True) from error
     except http.client.HTTPException as error:
-        raise NoCompletionError(f"{what} does not speak HTTP: {type(error).__name__}: {str(error)[:80]}") from error
+        raise NoCompletionError(
+            f"{what} does not speak HTTP: {type(error).__name__}: {_words(str(error)[:80])}"
+        ) from error
 
 
 def _receive(response: HTTPResponse, what: str) -> tuple[bytes, int]:
@@ -194,5 +196,8 @@ def _receive(response: HTTPResponse, what: str) -> tuple[bytes, int]:
             raise NoCompletionError(f"{what} answers more than {ANSWER_LIMIT_BYTES} bytes")
 
 
-def _words(data: bytes) -> str:
-    return " ".join(data[: 4 * WORDS_LIMIT].decode("utf-8", "replace").split())[:WORDS_LIMIT] or "nothing"
+def _words(said: bytes | str) -> str:
+    """Return the beginning of what was said as one line."""
+    text = said[: 4 * WORDS_LIMIT].decode("utf-8", "replace") if isinstance(said, bytes) else said
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(shown.split())[:WORDS_LIMIT] or "nothing"

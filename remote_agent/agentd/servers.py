@@ -23,6 +23,9 @@ from remote_agent.protocol.messages import Failure, Finding, Recipe, Serve, Serv
 LOOK_S = 0.05
 """Between two tries to reach a server that starts."""
 
+LAST_WORD_S = 1.0
+"""For a request that is under way when the time is up, to say what became of it: its own time is up as well."""
+
 LAST_LINES = 8
 """Of its log, told when a server has ended by itself."""
 
@@ -168,8 +171,9 @@ class _Beginning:
         work = asyncio.ensure_future(self._ask())
         awaited: set[asyncio.Future[Any]] = {work, self._failed}
         try:
-            limit_s = self._serve.ready_timeout_s
-            await asyncio.wait(awaited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(awaited, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+            if self._attached.done():
+                await asyncio.wait(awaited, timeout=LAST_WORD_S, return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
                 raise self._failed.result()
             if work.done():
@@ -177,8 +181,7 @@ class _Beginning:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-        text = f"no completion from {self._serve.address}{self._serve.request.path} within {limit_s:g} s"
-        raise self._error(Failure("not_ready_in_time", f"{text}: {self._last}, after {self._tries} tries"))
+        raise self._late()
 
     async def _ask(self) -> Completion:
         await self._attached
@@ -193,8 +196,7 @@ class _Beginning:
 
     async def _repeat(self, ask: Callable[[Any, float], Any], what: Recipe | Serve) -> Any:
         """Return the first answer; what a server that starts may say is asked again."""
-        while True:
-            left_s = max(0.1, self._begun + self._serve.ready_timeout_s - time.monotonic())
+        while (left_s := self._left_s()) > 0:
             self._tries += 1
             try:
                 return await in_thread(ask, what, left_s)
@@ -203,6 +205,15 @@ class _Beginning:
                     raise self._error(Failure("no_completion", str(error))) from error
                 self._last = str(error)
             await asyncio.sleep(LOOK_S)
+        raise self._late()
+
+    def _left_s(self) -> float:
+        return self._begun + self._serve.ready_timeout_s - time.monotonic()
+
+    def _late(self) -> StageError:
+        serve = self._serve
+        text = f"no completion from {serve.address}{serve.request.path} within {serve.ready_timeout_s:g} s"
+        return self._error(Failure("not_ready_in_time", f"{text}: {self._last}, after {self._tries} tries"))
 
     def _heard(self, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerFailed):

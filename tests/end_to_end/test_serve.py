@@ -236,6 +236,11 @@ UNREADY: tuple[tuple[dict[str, Any], str, str], ...] = (
         "no completion from {address}/v1/completions within 0.5 s: {address}/v1/completions: Connection refused",
     ),
     (
+        {"entry": "bad_servers:accepts", "ready_timeout_s": 0.5},
+        "not_ready_in_time",
+        "{address}/v1/completions did not answer in time, after ",
+    ),
+    (
         {"entry": "bad_servers:empty", "health": "/health", "ready_timeout_s": 0.5},
         "not_ready_in_time",
         "within 0.5 s: {address}/health answered 503: ",
