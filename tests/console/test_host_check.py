@@ -153,7 +153,7 @@ def test_what_a_host_says_is_cleaned() -> None:
 
 def test_an_answer_that_was_cut_off_is_no_answer() -> None:
     """Half of the facts would look like a host that lacks the rest."""
-    with pytest.raises(DeployFailed, match="^gpu-1: the host's answer has no end"):
+    with pytest.raises(DeployFailed, match=r"^gpu-1: the host's answer has no end"):
         facts("end")
 
 
