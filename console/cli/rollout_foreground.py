@@ -68,7 +68,7 @@ class Foreground:
     def take_over(self, row: RolloutRow, verb: str, arguments: Mapping[str, object]) -> RolloutState:
         """Go on with a rollout that nobody carries out, and ask that of it; return its last state.
 
-        Raises: HistoryError while another process carries it out; ConfigError, UsageError, Interrupted.
+        Raises: LeaseHeldError while another process carries it out; HistoryError, ConfigError, UsageError, Interrupted.
         """
         config, settings = self._context.load_config(), read_settings(row.settings_json)
         names = [node.name for node in read_state(row.state_json).nodes]
@@ -83,6 +83,7 @@ class Foreground:
                 return await self._carry_out(row.rollout_uid, effects)
 
         self._store.take(row.rollout_uid)  # before anything else: it may be another's
+        say(f"nobody carries out rollout {row.name}: this does from here on")
         try:
             return run_async(work(), self.explain)
         finally:

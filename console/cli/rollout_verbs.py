@@ -10,7 +10,7 @@ import click
 import db.errors
 from console.clean import clean
 from console.cli.ahead import Done, run_ahead
-from console.cli.common import Context, current_actor, emit, json_option, say
+from console.cli.common import Context, current_actor, emit, json_option
 from console.cli.rollout_foreground import Foreground, exit_code, opened_store
 from console.config import Config
 from console.errors import GlowplugError, HistoryError, UsageError
@@ -20,6 +20,7 @@ from console.rollout.states import RolloutState
 from console.rollout.status_text import one_line, row_document, status_document, status_lines
 from console.schedules import Schedule
 from db import rollouts
+from db.errors import LeaseHeldError
 from db.queries import History
 from db.rollout_records import RolloutRecord, RolloutRow
 from db.rollout_store import RolloutStore, lease_of
@@ -178,22 +179,32 @@ def abort(context: Context, name: str, as_json: bool) -> int:
 
 
 def _ask(context: Context, name: str, verb: str, arguments: Mapping[str, object], as_json: bool) -> int:
-    """Ask the rollout's controller, or be it."""
+    """Ask the rollout's controller, or be it; where another verb becomes it at the same moment, that one is asked."""
     context.start_log()
-    row = _read(context, name).row
-    if row.finished_ns is not None:
-        raise UsageError(f"rollout {row.name} is over: {row.phase}{': ' if row.reason else ''}{row.reason}")
+    while True:
+        row = _read(context, name).row
+        if row.finished_ns is not None:
+            raise UsageError(f"rollout {row.name} is over: {row.phase}{': ' if row.reason else ''}{row.reason}")
+        with opened_store(context) as store:
+            try:
+                return _ask_once(context, store, row, verb, arguments, as_json)
+            except LeaseHeldError:  # somebody was between our look and our take
+                continue
+
+
+def _ask_once(
+    context: Context, store: RolloutStore, row: RolloutRow, verb: str, arguments: Mapping[str, object], as_json: bool
+) -> int:
+    """Raises: LeaseHeldError where another has become the controller meanwhile; nothing was asked of it then"""
     actor = current_actor()
-    with opened_store(context) as store:
-        ident = store.ask(row.rollout_uid, (actor.user, actor.host), verb, arguments)
-        if ident is not None:
-            return _told(context, row, verb, _until_answered(context, store, row, ident), as_json)
-        if verb in WITHOUT_CONTROLLER:
-            answer = apply_idle(store, row.rollout_uid, verb, arguments, f"{actor.user}@{actor.host}")
-            if answer is not None:
-                return _told(context, row, verb, answer, as_json)
-        say(f"nobody carries out rollout {row.name}: this does from here on")
-        state = Foreground(context, store).take_over(row, verb, arguments)
+    ident = store.ask(row.rollout_uid, (actor.user, actor.host), verb, arguments)
+    if ident is not None:
+        return _told(context, row, verb, _until_answered(context, store, row, ident), as_json)
+    if verb in WITHOUT_CONTROLLER:
+        answer = apply_idle(store, row.rollout_uid, verb, arguments, f"{actor.user}@{actor.host}")
+        if answer is not None:
+            return _told(context, row, verb, answer, as_json)
+    state = Foreground(context, store).take_over(row, verb, arguments)
     code = _ended(context, row.rollout_uid, state, as_json)
     return 0 if verb == "abort" and code == 4 else code
 

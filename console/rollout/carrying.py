@@ -183,6 +183,16 @@ class Carrier:
         One at a time: all that is asked here has one holder's name, whose lease any of it could take or give back.
         """
         await self._settle(store, uid)
+        while True:
+            try:
+                return await self._ask_once(store, uid, verb, arguments)
+            except HistoryError as error:
+                if not isinstance(error.__cause__, db.errors.LeaseHeldError):
+                    raise  # else somebody was between our look and our take, and is asked
+
+    async def _ask_once(
+        self, store: RolloutStore, uid: str, verb: str, arguments: Mapping[str, object]
+    ) -> int | Answer:
         who = (self._actor.user, self._actor.host)
         ident = await _in_thread(lambda: store.ask(uid, who, verb, arguments))
         if ident is not None:
