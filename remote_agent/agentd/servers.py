@@ -50,6 +50,7 @@ class Servers:
     def __init__(self, events: EventLog, workers: Workers) -> None:
         self._events, self._workers = events, workers
         self._all: dict[Serving, None] = {}
+        self._beginnings: dict[_Beginning, str] = {}
         self.on_change: Callable[[str], None] = lambda resident: None
         """Called with what the keeper calls it, when another one serves it or one no longer does."""
 
@@ -85,11 +86,14 @@ class Servers:
         except SpawnError as error:
             raise StageError(Failure("server_not_started", str(error), STAGE)) from error
         beginning = _Beginning(order.recipe, worker)
+        self._beginnings[beginning] = go.resident
         try:
             answer = await beginning.until_answered()
         except BaseException:
             await worker.end()
             raise
+        finally:
+            del self._beginnings[beginning]
         self._add(order, go, worker)
         figures.update(beginning.figures)
         figures["first_answer_ns"], figures["answer"] = answer.total_ns, answer.output[:400]
@@ -102,8 +106,11 @@ class Servers:
         return await self._stop([one for one in self._all if recipe in (None, one.recipe.name)], reason)
 
     async def stop_of(self, residents: Iterable[str | None], reason: str) -> tuple[Server, ...]:
-        """Stop what serves any of ``residents``, by the keeper's names."""
+        """Stop what serves any of ``residents``, by the keeper's names, and what starts to."""
         names = set(residents)
+        for beginning, name in self._beginnings.items():
+            if name in names:
+                beginning.call_off(reason)
         return await self._stop([one for one in self._all if one.resident in names], reason)
 
     async def stop_device(self, device: str, reason: str) -> None:
@@ -182,6 +189,10 @@ class _Beginning:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
         raise self._late()
+
+    def call_off(self, reason: str) -> None:
+        """Have it come to nothing."""
+        self._fail(Failure("server_stopped", f"the server was stopped while it started: {reason}"))
 
     async def _ask(self) -> Completion:
         await self._attached
