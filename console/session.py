@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -57,6 +58,9 @@ TIERS_FOLLOWED = (Tier.COLD, Tier.CACHED, Tier.HOST, Tier.RESIDENT, Tier.ARMED, 
 
 ENOUGH_FAILURES = 2
 """A server that is just being restarted refuses one try, hardly the next."""
+
+LAST_WORD_S = 2.0
+"""For a login to say what became of it: its limit is as long as a verb's, and begins a little later."""
 
 Baselines = Callable[[str, BaselineKey], Awaitable[StageBaseline | None]]
 """``(node, key)``: what history says, None where it has nothing."""
@@ -222,10 +226,16 @@ class Session:
                 raise NodeUnreachable(self.describe_link())
             return True if state.is_known else None
 
+        def told(state: NodeState) -> bool | None:
+            return True if state.is_known or state.link.final or state.link.reason is not None else None
+
         try:
             await self.until(connected, timeout_s)
         except TimeoutError:
-            raise NodeUnreachable(self.describe_link()) from None
+            with contextlib.suppress(TimeoutError):
+                await self.until(told, LAST_WORD_S)
+            if not self.state.is_known:
+                raise NodeUnreachable(self.describe_link()) from None
 
     async def until_over(self, run_uid: str, timeout_s: float | None = None) -> RunView:
         """Return the run once it is over; a lost link is waited out.

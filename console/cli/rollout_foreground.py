@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import db.errors
 from console.cli.common import Context, current_actor, run_async, say
@@ -76,24 +77,24 @@ class Foreground:
     async def _ask(self, row: RolloutRow, verb: str, arguments: Mapping[str, object]) -> Answer | RolloutState:
         self._name = row.name
         asked = Asked(self._store, row.rollout_uid, current_actor(), verb, arguments)
-        reached = await asked.reach()
-        if isinstance(reached, int):
-            self._left = verb
-            history = await in_thread(lambda: History(self._context.locations.history_file))
-            with contextlib.closing(history):
-                return await asked.answered(history, reached)
-        return reached if reached is not None else await self._take_over(asked)
+        reached = await asked.reach_or(partial(self._take_over, asked))
+        if not isinstance(reached, int):
+            return reached
+        self._left = verb
+        history = await in_thread(lambda: History(self._context.locations.history_file))
+        with contextlib.closing(history):
+            return await asked.answered(history, reached)
 
     async def _take_over(self, asked: Asked) -> RolloutState:
         config = self._context.load_config()
         async with contextlib.AsyncExitStack() as stack:
 
             async def effects(row: RolloutRow, settings: Settings) -> Effects:
+                say(f"nobody carries out rollout {row.name}: this does from here on")
                 names = [node.name for node in read_state(row.state_json).nodes]
                 fleet = await stack.enter_async_context(self._context.fleet(config, names))
                 return FleetEffects(fleet, row.rollout_uid, settings, self._context.program_environ)
 
-            say(f"nobody carries out rollout {self._name}: this does from here on")
             taken = await asked.take_over(config, effects)
             return await self._carry_out(taken.row, taken.effects)
 

@@ -121,10 +121,10 @@ def preamble(node: Node, token: str, code: str) -> str:
     return f"token={shlex.quote(token)}\ncode={shlex.quote(line)}\nset -- {python}\n"
 
 
-def read_facts(lines: Mapping[str, str], candidates: tuple[str, ...]) -> HostFacts:
-    """Return what the script's lines say. Raises: DeployFailed if its end is missing."""
+def read_facts(node: Node, lines: Mapping[str, str], candidates: tuple[str, ...]) -> HostFacts:
+    """Return what the script's lines say of the node's host. Raises: DeployFailed if its end is missing."""
     if lines.get("end") != "yes":
-        raise DeployFailed("the host's answer has no end")
+        raise DeployFailed(f"{node.name}: the host's answer has no end")
     found = {name: clean(value, VALUE_CHARACTERS) for name, value in lines.items()}
     said = found.get("python.said", "")
     error, is_python = found.get("python.error", ""), said.startswith("Python ")

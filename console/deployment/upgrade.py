@@ -90,7 +90,7 @@ async def _check(node: Node, host: SshHost, script: str, token: str) -> HostFact
     said = await host.run(script, token, heard, CHECK_SILENCE_S)
     if not lines:
         raise DeployFailed(f"{node.name}: no POSIX shell answers there: {said or 'it says nothing'}", "no_shell")
-    return read_facts(lines, tuple(candidates))
+    return read_facts(node, lines, tuple(candidates))
 
 
 async def _install(node: Node, host: SshHost, facts: HostFacts, order: Order, say: Say) -> Installed:
@@ -131,7 +131,7 @@ async def _begin(
     request = {"path": path, "sha256": sha256, "size_bytes": len(payload), "arguments": arguments}
 
     def heard(text: str) -> bytes | None:
-        message, before = _read(text), told[-1] if told else None
+        message, before = _read(node, text), told[-1] if told else None
         told.append(message)
         if message.step == READY:
             return json.dumps(request).encode() + b"\n" + payload
@@ -148,11 +148,11 @@ async def _begin(
     return last.done
 
 
-def _read(text: str) -> InstallTold:
+def _read(node: Node, text: str) -> InstallTold:
     try:
         return clean_record(decode(InstallTold, json.loads(text)))
     except (ValueError, RecursionError) as error:
-        raise LinkLost(f"the host's answer can't be read: {clean(str(error), 200)}") from error
+        raise LinkLost(f"{node.name}: the host's answer can't be read: {clean(str(error), 200)}") from error
 
 
 def _token() -> str:

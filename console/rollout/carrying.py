@@ -193,10 +193,9 @@ class Carrier:
         One at a time: all that is asked here has one holder's name, whose lease any of it could take or give back.
         """
         await self._settle(asked.store, asked.uid)
-        reached = await asked.reach()
-        if reached is not None:
-            return reached
+        return await asked.reach_or(partial(self._take_over, asked))
 
+    async def _take_over(self, asked: Asked) -> int:
         async def effects(row: RolloutRow, settings: Settings) -> Effects:
             return self._effects(row.rollout_uid, settings)
 

@@ -6,6 +6,7 @@ The history is read and written in threads: a file that is locked keeps no event
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,12 +41,18 @@ class NoHistory(HistoryError):
     """Nothing was ever recorded."""
 
 
+class Held(HistoryError):
+    """Another one carries the rollout out."""
+
+
 async def in_thread(work: Callable[[], T]) -> T:
     """Return what ``work`` gives, done in a thread. Raises: HistoryError in place of db's."""
     try:
         return await asyncio.to_thread(work)
     except db.errors.NoHistoryError as error:
         raise NoHistory(str(error)) from error
+    except db.errors.LeaseHeldError as error:
+        raise Held(str(error)) from error
     except db.errors.HistoryError as error:
         raise HistoryError(str(error)) from error
     except ValueError as error:
@@ -104,6 +111,15 @@ class Asked:
         who = f"{self.actor.user}@{self.actor.host}"
         return await in_thread(lambda: apply_idle(self.store, self.uid, self.verb, self.arguments, who))
 
+    async def reach_or(self, take_over: Callable[[], Awaitable[T]]) -> int | Answer | T:
+        """`reach` it, or return what ``take_over`` gives; where another one was quicker to, it is asked."""
+        while True:
+            reached = await self.reach()
+            if reached is not None:
+                return reached
+            with contextlib.suppress(Held):
+                return await take_over()
+
     async def answered(self, history: History, ident: int) -> Answer:
         """Wait for the controller's answer to what was left for it.
 
@@ -128,8 +144,8 @@ class Asked:
         """Take the lease of a rollout that nobody carries out, to go on with it on the fleet of that configuration.
 
         ``effects`` makes what acts for it; where that fails, the lease is free again.
-        Raises: HistoryError, as while another has it; UsageError where it is over, or has nodes that the fleet has not;
-        GlowplugError where the lease has run out meanwhile.
+        Raises: Held while another has it; HistoryError; UsageError where it is over, or has nodes that the fleet has
+        not; GlowplugError where the lease has run out meanwhile.
         """
         row = await to_its_end(partial(self.store.take, self.uid))
         try:

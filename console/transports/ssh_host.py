@@ -54,6 +54,10 @@ class SshHost:
         self._node, self._connection, self._release = node, connection, release
         self.was_noisy = False
 
+    @property
+    def name(self) -> str:
+        return self._node.name
+
     async def __aenter__(self) -> SshHost:
         return self
 
@@ -69,16 +73,20 @@ class SshHost:
     async def run(self, script: str, token: str, heard: Heard, silence_s: float) -> str:
         """Have ``sh`` run a script and hand on each of its lines; return the end of what else it said.
 
-        Standard input stays open until the script has ended. Raises: LinkError, also when nothing comes for
-        ``silence_s``.
+        Standard input stays open until the script has ended. Raises: LinkError, also when none of its lines comes for
+        ``silence_s``, whatever else is written meanwhile.
         """
+        conversation: _Conversation | None = None
         try:
             process = await self._opened(
                 lambda: self._connection.create_process(COMMAND, encoding=None, request_pty=False)
             )
-            return await _Conversation(process, token, heard, silence_s, self).hold(script.encode())
+            conversation = _Conversation(process, token, heard, silence_s, self)
+            return await conversation.hold(script.encode())
         except TimedOut as error:
-            raise NodeUnreachable(f"{self._node.name}: nothing from the host: {error}; {STARTING_UP}") from error
+            said = conversation.said() if conversation is not None else ""
+            what = f"{error}, but: {said}" if said else f"nothing from the host: {error}"
+            raise NodeUnreachable(f"{self._node.name}: {what}; {STARTING_UP}") from error
         except (asyncssh.Error, OSError) as error:
             raise LinkLost(f"{self._node.name}: the connection is lost: {_reason(error)}") from error
 
@@ -136,25 +144,38 @@ class _Conversation:
     ) -> None:
         self._process, self._token, self._heard, self._silence_s = process, f"{token} ".encode(), heard, silence_s
         self._host, self._noise = host, b""
+        self._give_up = time.monotonic() + silence_s
+
+    def said(self) -> str:
+        """Return the end of what was said beside the script's lines."""
+        return " / ".join(clean_lines(self._noise, 3, 200))
 
     async def hold(self, script: bytes) -> str:
         process, rest = self._process, b""
         draining = asyncio.ensure_future(self._drain_stderr())
         try:
             process.stdin.write(script)
-            while data := await bounded(process.stdout.read(READ_BYTES), self._silence_s):
+            while data := await self._read():
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     await self._take(line)
                 if len(rest) > LINE_BYTES:
-                    raise LinkLost(f"a line of more than {LINE_BYTES} bytes")
+                    text = f"the host writes a line of more than {LINE_BYTES} bytes"
+                    raise LinkLost(f"{self._host.name}: {text}: {clean(rest[:40].decode('utf-8', 'replace'))}…")
             await self._take(rest)
         finally:
             process.close()
             await _ended(process.wait_closed())
             draining.cancel()
             await asyncio.wait({draining}, timeout=CLOSE_TIMEOUT_S)
-        return " / ".join(clean_lines(self._noise, 3, 200))
+        return self.said()
+
+    async def _read(self) -> bytes:
+        """Return what comes next. Raises: TimedOut where it is long since the script's last line"""
+        try:
+            return await bounded(self._process.stdout.read(READ_BYTES), max(0.0, self._give_up - time.monotonic()))
+        except TimedOut as error:
+            raise TimedOut(f"no answer within {self._silence_s:g} s") from error
 
     async def _take(self, line: bytes) -> None:
         if line.startswith(self._token):
@@ -162,6 +183,7 @@ class _Conversation:
             if answer is not None:
                 self._process.stdin.write(answer)
                 await bounded(self._process.stdin.drain(), UPLOAD_TIMEOUT_S)
+            self._give_up = time.monotonic() + self._silence_s
         elif line.strip():
             self._keep(line + b"\n")
             self._host.was_noisy = True

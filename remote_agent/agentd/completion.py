@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
+import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.errors import AgentError
 from remote_agent.protocol.messages import Recipe, Serve
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 ANSWER_LIMIT_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
@@ -118,35 +124,80 @@ def _text_of(text: str) -> str:
     return ""
 
 
+class _Incoming(io.RawIOBase):
+    """What a socket brings until ``give_up``, however it drips: a socket's own time-out begins anew with each byte.
+
+    Raises: TimeoutError
+    """
+
+    def __init__(self, link: socket.socket, give_up: float) -> None:
+        self._link, self._give_up = link, give_up
+        self._raw = link.makefile("rb", buffering=0)  # holds the connection open until this is closed
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._link.settimeout(_left_s(self._give_up))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _left_s(give_up: float) -> float:
+    """Return how long there is until ``give_up``. Raises: TimeoutError once there is nothing left"""
+    left_s = give_up - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
 def _exchange(serve: Serve, method: str, path: str, body: bytes | None, give_up: float) -> tuple[int, str, int, bytes]:
     """Return status, content type, when the first byte of the body came, and the body."""
     import http.client
 
     host, what = EVERYWHERE.get(serve.host, serve.host), f"{serve.address}{path}"
-    connection = http.client.HTTPConnection(host, serve.port, timeout=max(0.001, give_up - time.monotonic()))
     try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        link = connection.sock
-        response = connection.getresponse()
-        data, first_ns = b"", 0
-        while True:
-            link.settimeout(max(0.001, give_up - time.monotonic()))
-            chunk = response.read1(CHUNK_BYTES)
-            first_ns = first_ns or time.monotonic_ns()
-            if not chunk:
-                return response.status, response.headers.get_content_type(), first_ns, data
-            data += chunk
-            if len(data) > ANSWER_LIMIT_BYTES:
-                raise NoCompletionError(f"{what} answers more than {ANSWER_LIMIT_BYTES} bytes")
+        with (
+            contextlib.closing(http.client.HTTPConnection(host, serve.port, timeout=_left_s(give_up))) as connection,
+            contextlib.ExitStack() as opened,
+        ):
+            connection.connect()
+            connection.sock.settimeout(_left_s(give_up))
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = opened.enter_context(http.client.HTTPResponse(connection.sock, method=method))
+            response.fp.close()
+            response.fp = io.BufferedReader(_Incoming(connection.sock, give_up))
+            response.begin()
+            data, first_ns = _receive(response, what)
+            return response.status, response.headers.get_content_type(), first_ns, data
     except TimeoutError as error:
         raise NoCompletionError(f"{what} did not answer in time", may_come=True) from error
     except OSError as error:
         raise NoCompletionError(f"{what}: {error.strerror or error}", may_come=True) from error
     except http.client.HTTPException as error:
-        raise NoCompletionError(f"{what} does not speak HTTP: {type(error).__name__}: {str(error)[:80]}") from error
-    finally:
-        connection.close()
+        raise NoCompletionError(
+            f"{what} does not speak HTTP: {type(error).__name__}: {_words(str(error)[:80])}"
+        ) from error
 
 
-def _words(data: bytes) -> str:
-    return " ".join(data[: 4 * WORDS_LIMIT].decode("utf-8", "replace").split())[:WORDS_LIMIT] or "nothing"
+def _receive(response: HTTPResponse, what: str) -> tuple[bytes, int]:
+    """Return a body, and when its first byte came."""
+    data, first_ns = b"", 0
+    while True:
+        chunk = response.read1(CHUNK_BYTES)
+        first_ns = first_ns or time.monotonic_ns()
+        if not chunk:
+            return data, first_ns
+        data += chunk
+        if len(data) > ANSWER_LIMIT_BYTES:
+            raise NoCompletionError(f"{what} answers more than {ANSWER_LIMIT_BYTES} bytes")
+
+
+def _words(said: bytes | str) -> str:
+    """Return the beginning of what was said as one line."""
+    text = said[: 4 * WORDS_LIMIT].decode("utf-8", "replace") if isinstance(said, bytes) else said
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(shown.split())[:WORDS_LIMIT] or "nothing"

@@ -23,6 +23,9 @@ from remote_agent.protocol.messages import Failure, Finding, Recipe, Serve, Serv
 LOOK_S = 0.05
 """Between two tries to reach a server that starts."""
 
+LAST_WORD_S = 1.0
+"""For a request that is under way when the time is up, to say what became of it: its own time is up as well."""
+
 LAST_LINES = 8
 """Of its log, told when a server has ended by itself."""
 
@@ -47,6 +50,7 @@ class Servers:
     def __init__(self, events: EventLog, workers: Workers) -> None:
         self._events, self._workers = events, workers
         self._all: dict[Serving, None] = {}
+        self._beginnings: dict[_Beginning, str] = {}
         self.on_change: Callable[[str], None] = lambda resident: None
         """Called with what the keeper calls it, when another one serves it or one no longer does."""
 
@@ -82,11 +86,14 @@ class Servers:
         except SpawnError as error:
             raise StageError(Failure("server_not_started", str(error), STAGE)) from error
         beginning = _Beginning(order.recipe, worker)
+        self._beginnings[beginning] = go.resident
         try:
             answer = await beginning.until_answered()
         except BaseException:
             await worker.end()
             raise
+        finally:
+            del self._beginnings[beginning]
         self._add(order, go, worker)
         figures.update(beginning.figures)
         figures["first_answer_ns"], figures["answer"] = answer.total_ns, answer.output[:400]
@@ -99,8 +106,11 @@ class Servers:
         return await self._stop([one for one in self._all if recipe in (None, one.recipe.name)], reason)
 
     async def stop_of(self, residents: Iterable[str | None], reason: str) -> tuple[Server, ...]:
-        """Stop what serves any of ``residents``, by the keeper's names."""
+        """Stop what serves any of ``residents``, by the keeper's names, and what starts to."""
         names = set(residents)
+        for beginning, name in self._beginnings.items():
+            if name in names:
+                beginning.call_off(reason)
         return await self._stop([one for one in self._all if one.resident in names], reason)
 
     async def stop_device(self, device: str, reason: str) -> None:
@@ -168,8 +178,9 @@ class _Beginning:
         work = asyncio.ensure_future(self._ask())
         awaited: set[asyncio.Future[Any]] = {work, self._failed}
         try:
-            limit_s = self._serve.ready_timeout_s
-            await asyncio.wait(awaited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(awaited, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+            if self._attached.done():
+                await asyncio.wait(awaited, timeout=LAST_WORD_S, return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
                 raise self._failed.result()
             if work.done():
@@ -177,8 +188,11 @@ class _Beginning:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-        text = f"no completion from {self._serve.address}{self._serve.request.path} within {limit_s:g} s"
-        raise self._error(Failure("not_ready_in_time", f"{text}: {self._last}, after {self._tries} tries"))
+        raise self._late()
+
+    def call_off(self, reason: str) -> None:
+        """Have it come to nothing."""
+        self._fail(Failure("server_stopped", f"the server was stopped while it started: {reason}"))
 
     async def _ask(self) -> Completion:
         await self._attached
@@ -193,8 +207,7 @@ class _Beginning:
 
     async def _repeat(self, ask: Callable[[Any, float], Any], what: Recipe | Serve) -> Any:
         """Return the first answer; what a server that starts may say is asked again."""
-        while True:
-            left_s = max(0.1, self._begun + self._serve.ready_timeout_s - time.monotonic())
+        while (left_s := self._left_s()) > 0:
             self._tries += 1
             try:
                 return await in_thread(ask, what, left_s)
@@ -203,6 +216,15 @@ class _Beginning:
                     raise self._error(Failure("no_completion", str(error))) from error
                 self._last = str(error)
             await asyncio.sleep(LOOK_S)
+        raise self._late()
+
+    def _left_s(self) -> float:
+        return self._begun + self._serve.ready_timeout_s - time.monotonic()
+
+    def _late(self) -> StageError:
+        serve = self._serve
+        text = f"no completion from {serve.address}{serve.request.path} within {serve.ready_timeout_s:g} s"
+        return self._error(Failure("not_ready_in_time", f"{text}: {self._last}, after {self._tries} tries"))
 
     def _heard(self, worker: Worker, message: InternalMessage) -> None:
         if isinstance(message, WorkerFailed):

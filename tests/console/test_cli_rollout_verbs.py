@@ -21,7 +21,7 @@ from console.rollout.saved import entry, node_rows, read_state, state_json
 from console.rollout.states import NodeState, Phase, begin
 from console.rollout.words import line
 from db.errors import UnavailableError
-from db.rollout_records import TimelineRow, Turn
+from db.rollout_records import RolloutRow, TimelineRow, Turn
 from db.rollout_store import RolloutStore
 from tests.console.rollout.fakes import NAME, Desk, FakeEffects
 from tests.console.rollout.world import rules
@@ -268,6 +268,23 @@ def test_a_running_controller_is_asked_and_its_answer_told(desk: Desk, capsys: p
         assert said(capsys, "resume", NAME) == "resume pre-warm: it goes on\n"
         everything = said(capsys, "promote", NAME, "--all")
         assert everything == "promote pre-warm: it will not pause after a batch any more\n"
+        assert said(capsys, "abort", NAME) == "abort pre-warm: it is aborting\n"
+
+
+def test_a_verb_that_another_one_is_ahead_of_asks_that_one(
+    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that nobody carries it out, and the other one does when this one wants to: no abort is lost."""
+    take, others, effects = RolloutStore.take, contextlib.ExitStack(), FakeEffects()
+    effects.held.add(e.StartNode)
+
+    def late(store: RolloutStore, rollout_uid: str) -> RolloutRow:
+        monkeypatch.setattr(RolloutStore, "take", take)
+        others.enter_context(Elsewhere(desk, effects))
+        return take(store, rollout_uid)
+
+    monkeypatch.setattr(RolloutStore, "take", late)
+    with others:
         assert said(capsys, "abort", NAME) == "abort pre-warm: it is aborting\n"
 
 

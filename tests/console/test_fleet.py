@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -159,6 +160,19 @@ async def test_a_transport_that_ends_at_once_is_not_waited_for(world: World, tmp
     async with fleet, asyncio.timeout(DEADLINE_S):
         with pytest.raises(NodeUnreachable, match=r"n1.*/bin/false ended with 1"):
             await getattr(fleet, verb)(*arguments)
+
+
+async def test_a_server_that_says_nothing_is_told_by_the_login_s_own_words(world: World, tmp_path: Path) -> None:
+    """A verb waits as long as the login may take, and for the moment that it needs to say what became of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        node = Node("n1", host="127.0.0.1", port=port, user="ann", connect_timeout_s=0.3)
+        links = real_links(Gate(tmp_path / "known_hosts", tmp_path))
+        async with Fleet(Config((node,), RECIPES), world.history_path, actor=ACTOR, links=links) as fleet:
+            with pytest.raises(
+                NodeUnreachable, match=rf"n1 \(127\.0\.0\.1 port {port}\) gave no SSH login within 0\.3 s"
+            ):
+                await fleet.status("n1")
 
 
 async def test_a_node_that_was_out_of_reach_gets_one_more_try(fleet: Fleet, world: World) -> None:

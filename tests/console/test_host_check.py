@@ -28,7 +28,7 @@ GOOD = {
 
 def facts(*without: str, candidates: tuple[str, ...] = (), **changes: str) -> HostFacts:
     lines = {**GOOD, **{name.replace("__", "."): value for name, value in changes.items()}}
-    return read_facts({name: value for name, value in lines.items() if name not in without}, candidates)
+    return read_facts(NODE, {name: value for name, value in lines.items() if name not in without}, candidates)
 
 
 def lines(*without: str, **changes: Any) -> list[str]:
@@ -159,7 +159,7 @@ def test_what_a_host_says_is_cleaned() -> None:
 
 def test_an_answer_that_was_cut_off_is_no_answer() -> None:
     """Half of the facts would look like a host that lacks the rest."""
-    with pytest.raises(DeployFailed, match="has no end"):
+    with pytest.raises(DeployFailed, match=r"^gpu-1: the host's answer has no end"):
         facts("end")
 
 

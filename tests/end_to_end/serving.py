@@ -32,6 +32,7 @@ PROMPT_TOKENS, NEW_TOKENS = 16, 4
 
 BAD_SERVERS = """
 import http.server
+import socket
 
 def returns(model, tokenizer, context):
     print("nothing to do here", flush=True)
@@ -41,6 +42,10 @@ def raises(model, tokenizer, context):
 
 def waits(model, tokenizer, context):
     context.stop.wait()
+
+def accepts(model, tokenizer, context):
+    with socket.create_server((context.host, context.port)):
+        context.stop.wait()
 
 class Empty(http.server.BaseHTTPRequestHandler):
     def do_GET(self):

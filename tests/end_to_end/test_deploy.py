@@ -153,6 +153,29 @@ async def test_every_login_shell_hands_the_scripts_on(
     assert not [problem for problem in outcome.problems if problem.severity == "error"]
 
 
+@pytest.mark.parametrize(
+    ("start_up", "text"),
+    [
+        ("while :; do echo still waiting; sleep 0.05; done", "no answer within 1 s, but: .*still waiting"),
+        ("while :; do printf %4096s; done", "the host writes a line of more than 1048576 bytes"),
+    ],
+)
+async def test_a_host_that_writes_without_end_is_given_up_by_name(
+    make_host: Callable[..., OwnHost],
+    tmp_path: Path,
+    files: tuple[AgentFile, AgentFile],
+    monkeypatch: pytest.MonkeyPatch,
+    start_up: str,
+    text: str,
+) -> None:
+    """Line by line, where only a script's own lines count as an answer, or without any line's end."""
+    monkeypatch.setattr("console.deployment.upgrade.CHECK_SILENCE_S", 1.0)
+    host = make_host(shell="bash", environment={"BASH_ENV": str(tmp_path / "host0" / "home" / ".bashrc")})
+    (host.home / ".bashrc").write_text(f"{start_up}\n")
+    with pytest.raises(LinkError, match=f"^gpu-1: {text}"):
+        await bring(host, files[0], tmp_path)
+
+
 async def test_a_host_without_a_fitting_python_is_told_which_one_would_fit(
     make_host: Callable[..., OwnHost], tmp_path: Path, files: tuple[AgentFile, AgentFile]
 ) -> None:

@@ -221,6 +221,20 @@ def test_a_run_that_is_called_off_while_its_server_starts_leaves_none(host: Host
     assert [one.tier for one in client.status().residents] == [Tier.RESIDENT]
 
 
+def test_a_forced_release_takes_a_server_along_that_only_starts(host: Host, client: Watcher) -> None:
+    """It would serve what is warm no more, and no status would show it: its run fails, and says why."""
+    params = host.params(path=str(host.folder), entry="bad_servers:waits")
+    client.begin(params)
+    client.stage(params.run_uid, "listening")
+    eventually(lambda: attached(client), "its process attaches")
+    client.call("resident.release", ReleaseParams(everything=True, force=True), ReleaseResult)
+
+    failure = failure_of(client.finished(params.run_uid))
+    assert (failure.code, failure.stage) == ("server_stopped", "listening")
+    assert failure.detail == "the server was stopped while it started: released by request"
+    eventually(lambda: not attached(client), "its process has ended")
+
+
 def attached(client: Watcher) -> int:
     """Return how many processes have something attached, as the keeper says now."""
     return sum(one.attached for one in client.call("resident.list", Empty(), ResidentListResult).residents)
@@ -234,6 +248,11 @@ UNREADY: tuple[tuple[dict[str, Any], str, str], ...] = (
         {"entry": "bad_servers:waits", "ready_timeout_s": 0.5},
         "not_ready_in_time",
         "no completion from {address}/v1/completions within 0.5 s: {address}/v1/completions: Connection refused",
+    ),
+    (
+        {"entry": "bad_servers:accepts", "ready_timeout_s": 0.5},
+        "not_ready_in_time",
+        "{address}/v1/completions did not answer in time, after ",
     ),
     (
         {"entry": "bad_servers:empty", "health": "/health", "ready_timeout_s": 0.5},

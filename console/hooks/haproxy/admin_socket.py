@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from console.errors import HookRetry, UsageError
+from console.errors import HookFailed, HookRetry, UsageError
 
 ANSWER_S = 5.0
 ANSWER_BYTES = 16 << 20
@@ -28,7 +28,8 @@ class AdminSocket:
     def ask(self, command: str) -> bytes:
         """Return all that HAProxy says to one command until it closes.
 
-        Raises: HookRetry where nothing listens, or what listens does not come to an end in time.
+        Raises: HookRetry where nothing listens, or what listens does not come to an end in time; HookFailed where the
+        socket is not open to this user, which no other try changes.
         """
         deadline_s = time.monotonic() + self._answer_s
         try:
@@ -37,6 +38,10 @@ class AdminSocket:
                 return self._receive(connection, deadline_s)
         except TimeoutError:
             raise HookRetry(f"no whole answer to `{command}` within {self._answer_s:g} s") from None
+        except PermissionError as error:
+            raise HookFailed(
+                f"{error.strerror}: `stats socket … user, group and mode` say to whom it is open"
+            ) from error
         except (OSError, UnicodeError) as error:  # no host name is a UnicodeError
             raise HookRetry(getattr(error, "strerror", None) or str(error)) from error
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from console.cli import run
-from console.errors import HookRetry
+from console.errors import HookFailed, HookRetry
 from console.hooks.haproxy.admin_socket import AdminSocket
 from console.hooks.haproxy.protocol import State
 from tests.console.hooks.sites import SERVER, Site
@@ -103,3 +107,31 @@ def test_a_socket_that_is_not_there_is_said(site: Site, tmp_path: Path) -> None:
 
     assert code == 75
     assert said == f"glowplug: models/gpu-1 at {tmp_path / 'none.sock'}: No such file or directory\n"
+
+
+def test_a_socket_that_is_not_open_to_its_user_is_not_tried_again(tmp_path: Path) -> None:
+    """Its mode stays what it is: no retry, and the settings that open it."""
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        path.chmod(0)
+        with (
+            as_nobody(),
+            pytest.raises(HookFailed, match=r"^Permission denied: `stats socket … user, group and mode` say") as told,
+        ):
+            AdminSocket(str(path)).ask("show info")
+
+    assert not isinstance(told.value, HookRetry)
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Have no rights of root's inside."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)

@@ -17,6 +17,8 @@ from console.rollout.effects import Outcome
 from console.rollout.others import Other
 from console.rollout.states import NodeState, Phase
 from db.database import connect
+from db.rollout_records import RolloutRow
+from db.rollout_store import RolloutStore
 from remote_agent.protocol.messages import Actor
 from tests.console.fake_host import eventually
 from tests.console.rollout.fakes import NAME, Desk, FakeEffects
@@ -149,6 +151,28 @@ async def test_a_rollout_of_others_is_told_with_who_carries_it_out_and_what_is_o
     assert held == (Other(desk.uid, NAME, "running", "elsewhere", 1),)
     assert left == (Other(desk.uid, NAME, "running", None, 1),)
     assert await console.carrier.others() == ()
+
+
+async def test_one_that_another_process_takes_at_the_same_moment_is_steered_from_here(
+    console: Console, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between this console's look and its take: what was asked goes to who was faster."""
+    loop, take, carried = asyncio.get_running_loop(), RolloutStore.take, list[asyncio.Future[None]]()
+
+    def carry() -> None:
+        carried.append(asyncio.ensure_future(desk.controller(FakeEffects(), "elsewhere").run()))
+
+    def late(store: RolloutStore, rollout_uid: str) -> RolloutRow:
+        monkeypatch.setattr(RolloutStore, "take", take)
+        desk.store("elsewhere").take(rollout_uid)
+        loop.call_soon_threadsafe(carry)
+        return take(store, rollout_uid)
+
+    monkeypatch.setattr(RolloutStore, "take", late)
+    done, _ = await console.carrier.ask(desk.uid, "abort", {})
+    await asyncio.gather(*carried)
+
+    assert (done, console.carrier.carried, desk.state().phase) == (True, {}, Phase.ABORTED)
 
 
 async def test_one_that_nobody_carries_out_becomes_this_consoles_when_resumed(console: Console, desk: Desk) -> None:

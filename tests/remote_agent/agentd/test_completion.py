@@ -140,7 +140,7 @@ def test_a_server_that_is_silent_or_no_server_is_told(answering: Callable[[Answe
             link, _ = listener.accept()
             with link:
                 link.recv(65536)
-                link.sendall(b"220 mail.example ESMTP\r\n")
+                link.sendall(b"\x1b[2J220 mail.example\r ESMTP\r\n")
 
         talking = threading.Thread(target=speak)
         talking.start()
@@ -149,4 +149,34 @@ def test_a_server_that_is_silent_or_no_server_is_told(answering: Callable[[Answe
 
     assert (late.may_come, str(late).endswith("did not answer in time")) == (True, True)
     assert (refused.may_come, str(refused).endswith("/v1/completions: Connection refused")) == (True, True)
-    assert (other.may_come, "does not speak HTTP: BadStatusLine" in str(other)) == (False, True)
+    assert (other.may_come, "HTTP: BadStatusLine: [2J220 mail.example ESMTP" in str(other)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b""],
+    ids=["header", "chunks", "nothing but going on"],
+)
+def test_a_server_that_drips_has_as_long_as_one_that_is_silent(answer: bytes) -> None:
+    """Each byte comes in time and the whole never; "100 Continue" for ever is no answer either."""
+    drip, ended = b"7" if answer else b"HTTP/1.1 100 Continue\r\n\r\n", threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def speak() -> None:
+            link, _ = listener.accept()
+            with link:
+                link.recv(65536)
+                try:
+                    link.sendall(answer)
+                    while not ended.wait(0.01):
+                        link.sendall(drip)
+                except OSError:
+                    ended.set()  # whoever asked has gone
+
+        talking = threading.Thread(target=speak)
+        talking.start()
+        late = problem(listener.getsockname()[1], 0.2)
+        assert ended.wait(LIMIT_S), "the connection is left open"
+        talking.join()
+
+    assert (late.may_come, str(late).endswith("did not answer in time")) == (True, True)
