@@ -19,7 +19,7 @@ PYTEST = (sys.executable, "-m", "pytest")
 PARTS = (
     ("tests/console",),
     ("tests/end_to_end", "tests/bench"),
-    ("tests/remote_agent/agentd", "tests/remote_agent/keeper"),
+    ("tests/remote_agent/agentd", "tests/remote_agent/keeper", "tests/remote_agent/test_serve.py"),
 )
 """About a quarter of the time each; whatever else there is below ``tests`` is one more."""
 

@@ -35,9 +35,9 @@ from remote_agent.protocol.messages import (
     VerifyParams,
     VerifyResult,
 )
-from tests.end_to_end.serving import EXAMPLES, NEW_TOKENS, PROMPT_TOKENS, Host, is_open, serve_of
 from tests.remote_agent.agentd.agents import Watcher, eventually, failure_of, is_running, parts_sum_to_wall, stage_of
 from tests.remote_agent.pipeline.models import load_with_transformers
+from tests.remote_agent.serving import EXAMPLES, NEW_TOKENS, PROMPT_TOKENS, Host, is_open, serve_of
 
 pytestmark = pytest.mark.timeout(240)
 

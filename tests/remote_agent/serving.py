@@ -23,9 +23,8 @@ from remote_agent.protocol.messages import (
     SubscribeParams,
     SubscribeResult,
 )
-from tests.end_to_end.hosts import REPOSITORY
 from tests.remote_agent import checkpoints
-from tests.remote_agent.agentd.agents import Watcher
+from tests.remote_agent.agentd.agents import REPOSITORY, Watcher
 
 EXAMPLES = REPOSITORY / "docs" / "examples"
 PROMPT_TOKENS, NEW_TOKENS = 16, 4
