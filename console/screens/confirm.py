@@ -61,6 +61,8 @@ class ConfirmScreen(ConsoleDialog):
 
     def on_mount(self) -> None:
         self._fit_width()
+        items = self.query_one("#items", LineView)
+        items.styles.height = max(1, len(items.lines))  # so that a short list is not drawn as a tall one first
         self.call_after_refresh(self._fit_items)
 
     def on_resize(self) -> None:
