@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.widgets import Input
+from textual.worker import Worker
 
 from console.actions import Scope, bindings_of
 from console.errors import GlowplugError
@@ -48,7 +49,7 @@ class FleetScreen(ConsoleScreen):
         self._situation: tuple[object, ...] = ()
         self._full_frame_s = 0.0
         self._others: tuple[Other, ...] = ()
-        self._is_reading = False
+        self._reading: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
         app = self.console_app
@@ -77,17 +78,14 @@ class FleetScreen(ConsoleScreen):
 
     def read_rollouts(self) -> None:
         """Read anew which rollouts others carry out, or nobody, unless that is under way."""
-        if not self._is_reading:
-            self._is_reading = True
-            self.run_worker(self._read_rollouts(), name="read rollouts")
+        if self._reading is None or self._reading.is_finished:
+            self._reading = self.run_worker(self._read_rollouts, name="read rollouts")
 
     async def _read_rollouts(self) -> None:
         try:
             self._others = await self.console_app.rollouts.others()
         except GlowplugError:  # what is wrong with the history is said by whatever is asked of it
             self._others = ()
-        finally:
-            self._is_reading = False
         if self.is_drawn and not self.console_app.paused:
             self._show_notices(self.console_app.moment())
 
