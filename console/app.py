@@ -36,6 +36,7 @@ from console.screens.palette import NodeCommands, ThemeCommands
 from console.screens.ports import FleetPort, ReadOnlyFleet
 from console.screens.prompt import PromptScreen
 from console.screens.rollout_port import ReadOnlyRollouts, RolloutsPort
+from console.screens.workers import begin
 from console.state import unfinished_runs
 from console.terminal import Leaving, driver_for
 from console.widgets.glyphs import ASCII, UNICODE
@@ -126,7 +127,7 @@ class GlowplugApp(App[int]):
             self.exit(error.exit_code, return_code=error.exit_code, message=Text(self.glyphs.text(str(error))))
             return
         if self._watch is not None:
-            self.run_worker(self._say_what_is_lost(self._watch), name="watch")
+            begin(self, partial(self._say_what_is_lost, self._watch), "watch")
         self.set_interval(FRAME_S, self.frame)
         self.frame()
 
@@ -233,7 +234,7 @@ class GlowplugApp(App[int]):
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self.run_worker(then(), name="carry out")
+                begin(self, then, "carry out")
 
         self.push_screen(dialog, answered)
 

@@ -16,6 +16,7 @@ from console.errors import GlowplugError
 from console.rollout.others import Other
 from console.screens.base import FOCUS_BINDINGS, ConsoleScreen
 from console.screens.work import HostWork
+from console.screens.workers import begin
 from console.state import NodeState, unfinished_runs
 from console.widgets.fleet_view import FleetView, Layout
 from console.widgets.header import header_line
@@ -79,7 +80,7 @@ class FleetScreen(ConsoleScreen):
     def read_rollouts(self) -> None:
         """Read anew which rollouts others carry out, or nobody, unless that is under way."""
         if self._reading is None or self._reading.is_finished:
-            self._reading = self.run_worker(self._read_rollouts, name="read rollouts")
+            self._reading = begin(self, self._read_rollouts, "read rollouts")
 
     async def _read_rollouts(self) -> None:
         try:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.widgets import DataTable, Input
+from textual.worker import Worker
 
 from console.actions import Scope, bindings_of
 from console.errors import GlowplugError
 from console.screens.base import FOCUS_BINDINGS, ConsoleScreen
 from console.screens.run import RunScreen
+from console.screens.workers import begin
 from console.widgets.header import title_line
 from console.widgets.history_row import COLUMNS, HistoryEntry, cells, read_page
 from console.widgets.key_bar import KeyBar
@@ -44,7 +47,7 @@ class HistoryScreen(ConsoleScreen):
         self._wanted = RunFilter(limit=PAGE)
         self._total: int | None = None
         self._is_whole = False
-        self._reading = False
+        self._reading: Worker[None] | None = None
         self._over: dict[str, bool] = {}
 
     def compose(self) -> ComposeResult:
@@ -66,10 +69,10 @@ class HistoryScreen(ConsoleScreen):
     # --- reading -----------------------------------------------------------------------
 
     def _load(self, *, more: bool = False) -> None:
-        if more and (self._is_whole or self._reading):
+        is_reading = self._reading is not None and not self._reading.is_finished
+        if more and (self._is_whole or is_reading):
             return
-        self._reading = True
-        self.run_worker(self._read(more), group="history", exclusive=True)
+        self._reading = begin(self, partial(self._read, more), "read history", group="history", exclusive=True)
 
     async def _read(self, more: bool) -> None:
         history = self.console_app.fleet.history
@@ -82,8 +85,6 @@ class HistoryScreen(ConsoleScreen):
         except (HistoryError, GlowplugError) as error:
             self.console_app.say(str(error), "error")
             return
-        finally:
-            self._reading = False
         if not self._table.is_attached:  # left meanwhile: widgets lose their styles before their screen's workers end
             return
         known = {entry.run.run_uid for entry in self.entries} if more else set()

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.worker import Worker
 
 from console.actions import Scope, bindings_of
 from console.errors import GlowplugError
@@ -20,6 +21,7 @@ from console.rollout.view import RolloutView
 from console.screens.base import FOCUS_BINDINGS, ConsoleScreen
 from console.screens.rollout_work import RolloutWork
 from console.screens.run import RunScreen
+from console.screens.workers import begin
 from console.state import NodeState
 from console.widgets.header import title_line
 from console.widgets.key_bar import KeyBar
@@ -65,7 +67,7 @@ class RolloutScreen(ConsoleScreen):
         self._others: tuple[Other, ...] = ()
         self._problem: str | None = None
         self._has_read = False
-        self._is_reading = False
+        self._reading: Worker[None] | None = None
         self._log_wanted: bool | None = None
         self._situation: tuple[object, ...] = ()
         self._drawn: RolloutView | None = None
@@ -99,9 +101,8 @@ class RolloutScreen(ConsoleScreen):
 
     def read(self) -> None:
         """Read the rollout anew, unless that is under way."""
-        if not self._is_reading:
-            self._is_reading = True
-            self.run_worker(self._read(), name="read rollout")
+        if self._reading is None or self._reading.is_finished:
+            self._reading = begin(self, self._read, "read rollout")
 
     async def _read(self) -> None:
         rollouts = self.console_app.rollouts
@@ -118,8 +119,6 @@ class RolloutScreen(ConsoleScreen):
                 self.view, self._others, self._problem = view, others, None
         except GlowplugError as error:
             self._problem = str(error)
-        finally:
-            self._is_reading = False
         self._has_read = True
         if not self.console_app.paused:
             self._draw(self.console_app.moment())

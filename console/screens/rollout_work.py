@@ -15,6 +15,7 @@ from console.rollout.states import NodeState, Verdict
 from console.rollout.view import RolloutView
 from console.screens.choice import ChoiceScreen, ReasonScreen
 from console.screens.confirm import ConfirmScreen
+from console.screens.workers import begin
 from console.widgets.paint import Line
 from db.rollout_records import RolloutRow
 
@@ -37,7 +38,7 @@ class RolloutWork:
 
     def choose(self) -> None:
         """Ask which rollout of the history to look at."""
-        self._begin(self._choose())
+        self._begin(self._choose)
 
     async def _choose(self) -> None:
         rows = await self._rollouts.listed()
@@ -63,7 +64,7 @@ class RolloutWork:
 
         def chosen(name: str | None) -> None:
             if name is not None:
-                self._begin(self._plan(name))
+                self._begin(partial(self._plan, name))
 
         self._app.push_screen(ChoiceScreen("Start which rollout?", [(name, name) for name in names]), chosen)
 
@@ -88,14 +89,14 @@ class RolloutWork:
 
     def ask(self, view: RolloutView, verb: str) -> None:
         """Have it done without a question."""
-        self._begin(self._ask(view.row, verb, {}))
+        self._begin(partial(self._ask, view.row, verb, {}))
 
     def retry(self, view: RolloutView, node: str) -> None:
         """Try a node that failed once more; ask first where that ends an attempt that may yet come to something."""
         row = view.state.node(node)
         arguments = {"node": node}
         if row is not None and row.state is NodeState.FAILED:
-            self._begin(self._ask(view.row, "retry", arguments))
+            self._begin(partial(self._ask, view.row, "retry", arguments))
             return
         line: Line = ((node, "title"), ("  is verifying; that attempt is called off", "muted"))
         dialog = ConfirmScreen(f"Try {node} from the beginning?", [line], "Retry", grave=False)
@@ -131,7 +132,7 @@ class RolloutWork:
 
         def answered(reason: str | None) -> None:
             if reason is not None:
-                self._begin(self._ask(view.row, "skip", {"node": node, "reason": reason}))
+                self._begin(partial(self._ask, view.row, "skip", {"node": node, "reason": reason}))
 
         dialog = ReasonScreen(f"Skip {node} in rollout {view.row.name}: why?", f"Skip {node}")
         self._app.push_screen(dialog, answered)
@@ -144,14 +145,14 @@ class RolloutWork:
             return
         self._app.say(f"{verb} {row.name}: {text}", "information" if done else "warning")
 
-    def _begin(self, work: Awaitable[None]) -> None:
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
         async def guarded() -> None:
             try:
-                await work
+                await work()
             except GlowplugError as error:
                 self._app.say(str(error), "error")
 
-        self._app.run_worker(guarded(), name="rollout")
+        begin(self._app, guarded, "rollout")
 
 
 def _past(view: RolloutView) -> list[Line]:

@@ -13,6 +13,7 @@ from console.actions import Scope, bindings_of
 from console.errors import GlowplugError
 from console.screens.base import FOCUS_BINDINGS, ConsoleScreen
 from console.screens.work import HostWork
+from console.screens.workers import begin
 from console.state import LogLine, NodeState, RunView, elapsed_ns
 from console.widgets.header import title_line
 from console.widgets.key_bar import KeyBar
@@ -66,7 +67,7 @@ class RunScreen(ConsoleScreen):
 
     def on_mount(self) -> None:
         self.is_drawn = True
-        self.run_worker(self._read(), name="read run")
+        begin(self, self._read, "read run")
         self._draw(self.console_app.moment())
 
     def on_resize(self) -> None:
@@ -113,7 +114,7 @@ class RunScreen(ConsoleScreen):
         view = self._view
         if view is not None and view.state.is_terminal and not self._read_over:
             self._read_over = True
-            self.run_worker(self._read(), name="read run")
+            begin(self, self._read, "read run")
         if self.node in dirty or not dirty:
             self._draw(moment)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from console.format import counted
 from console.operations import Outcome, Task, cancel_tasks, carry_out, question, resident_tasks
 from console.screens.confirm import ConfirmScreen
+from console.screens.workers import begin
 from console.state import NodeState
 from remote_agent.protocol.messages import Tier
 
@@ -59,7 +60,7 @@ class HostWork:
             self._app.ask(dialog, partial(self._each, "standby", "put back", tasks, self._app.fleet.unpark))
 
     def probe(self, names: Sequence[str]) -> None:
-        self._app.run_worker(self._probe(names), name="probe")
+        begin(self._app, partial(self._probe, names), "probe")
 
     async def _probe(self, names: Sequence[str]) -> None:
         calls = [partial(self._app.fleet.probe, name) for name in names]
