@@ -53,7 +53,7 @@ def waiting_for(state: RolloutState) -> tuple[str, ...]:
 
 def _node_waits(state: RolloutState, row: NodeRow, unavailable: int) -> Iterator[str]:
     if row.state is NodeState.UNKNOWN:
-        yield f"{row.name}: its state"
+        yield f"{row.name}: its state; skip leaves it out"
     elif row.state.is_under_way:
         yield f"{row.name}: {row.state.value}"
     elif row.is_being_ended and row.back_out is BackOut.NONE:

@@ -166,7 +166,7 @@ def test_a_hook_of_a_node_out_of_sight_begins_no_other_after_an_abort() -> None:
     world.do(e.NodeReached("a", 1, NodeState.UNKNOWN), e.Abort(), e.HookEnded("a", 1, "shift", True))
 
     assert world.last == ()
-    assert waiting_for(world.state) == ("a: its state",)
+    assert waiting_for(world.state) == ("a: its state; skip leaves it out",)
 
 
 def test_a_shift_that_fails_is_backed_out_though_nothing_was_drained() -> None:
