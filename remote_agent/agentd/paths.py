@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,12 +30,13 @@ class StateDir:
         self.log = self.root / "agentd.log"
 
     def prepare(self) -> None:
-        """Make the directories, private to this user.
+        """Make the directories, private to this user, and see that one takes sockets.
 
-        Raises: StateDirError if one can't be made or is not ours alone.
+        Raises: StateDirError if one can't be made or is not ours alone, or where there can be no sockets.
         """
         for path in (self.root, self.run, self.journal, self.runs, self.cache):
             make_private(path)
+        _try_socket(self.run)
 
     def open_run(self) -> int:
         """Return a descriptor of the socket directory, checked to be ours alone."""
@@ -66,6 +69,22 @@ def make_private(path: Path) -> None:
     except OSError as error:
         raise StateDirError(f"{path}: can't be made: {error.strerror}") from error
     os.close(open_private(path))
+
+
+def _try_socket(path: Path) -> None:
+    """Raises: StateDirError where the filesystem has none, as some that hosts share."""
+    directory, name = open_private(path), f"try-{os.getpid()}.sock"
+    try:
+        with contextlib.suppress(FileNotFoundError):  # of one that was killed just then
+            os.unlink(name, dir_fd=directory)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as tried:
+            tried.bind(socket_address(directory, name))
+        os.unlink(name, dir_fd=directory)
+    except OSError as error:
+        where = "a state directory on a local disk takes them (the node's state_directory, or --state-dir)"
+        raise StateDirError(f"{path}: no socket can be made there: {error.strerror or error}; {where}") from error
+    finally:
+        os.close(directory)
 
 
 def open_private(path: Path) -> int:

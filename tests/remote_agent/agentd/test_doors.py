@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -44,6 +45,26 @@ def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StateDirError, match="not a usable directory"):
         open_private(tmp_path / "link")
+
+
+def test_a_directory_that_takes_no_sockets_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some filesystems that hosts share; what one left that was killed as it tried is no reason."""
+
+    class Refused(socket.socket):
+        def bind(self, address: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    state = StateDir(tmp_path / "state")
+    state.prepare()
+    (state.run / f"try-{os.getpid()}.sock").touch()
+    state.prepare()
+    assert list(state.run.iterdir()) == []
+    monkeypatch.setattr("remote_agent.agentd.paths.socket.socket", Refused)
+
+    with pytest.raises(
+        StateDirError, match=f"^{state.run}: no socket can be made there: Operation not permitted; a state"
+    ):
+        state.prepare()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can own files as others")
