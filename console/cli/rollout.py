@@ -14,28 +14,12 @@ from console.rollout.beginning import planned
 from console.rollout.plan import Plan
 from console.rollout.plan_text import plan_document, plan_lines
 
-_SHORT = {
-    "plan": "Show what it would do, batch by batch; no node is asked.",
-    "start": "Carry it out in this terminal, to its end.",
-    "status": "Show its nodes, gates, timeline and what it waits for.",
-    "pause": "Begin nothing more; what is under way goes on.",
-    "resume": "Go on, here if nobody carries it out.",
-    "promote": "Go on past a pause, an inconclusive gate, a failed node.",
-    "retry": "Try a node once more.",
-    "skip": "Leave a node out, saying why.",
-    "abort": "End it; what was taken out of traffic is brought back.",
-}
-
 
 class _Verbs(click.Group):
-    """Lists its verbs in the order in which they are needed, each in words that fit a line."""
+    """Lists its verbs in the order in which they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_SHORT)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs (glowplug rollout VERB --help says more)"):
-            formatter.write_dl(list(_SHORT.items()))
+        return list(self.commands)
 
 
 @click.group("rollout", cls=_Verbs)
@@ -43,11 +27,7 @@ def command() -> None:
     """Bring a recipe to many nodes batch by batch, as a [[rollout]] of fleet.toml says."""
 
 
-for verb in (verbs.status, verbs.pause, verbs.resume, verbs.promote, verbs.retry, verbs.skip, verbs.abort):
-    command.add_command(verb)
-
-
-@command.command("plan")
+@command.command("plan", short_help="Show what it would do, batch by batch; no node is asked.")
 @click.argument("name")
 @parallel_option
 @click.option("--try-hooks", is_flag=True, help="Run each hook that says dry_run = true, for every node.")
@@ -79,7 +59,7 @@ def plan(context: Context, name: str, parallel: int | None, try_hooks: bool, as_
     return 0 if all(one.ended.succeeded for one in tried) else 1
 
 
-@command.command("start")
+@command.command("start", short_help="Carry it out in this terminal, to its end.")
 @click.argument("name")
 @parallel_option
 @ahead_options
@@ -103,6 +83,10 @@ def start(context: Context, name: str, parallel: int | None, at: str | None, eve
     if schedule is not None:
         return verbs.start_ahead(context, config, lambda: _planned(context, config, name, parallel), schedule, as_json)
     return verbs.start_planned(context, config, _planned(context, config, name, parallel), as_json)
+
+
+for verb in (verbs.status, verbs.pause, verbs.resume, verbs.promote, verbs.retry, verbs.skip, verbs.abort):
+    command.add_command(verb)
 
 
 def _planned(context: Context, config: Config, name: str, parallel: int | None) -> Plan:

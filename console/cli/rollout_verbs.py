@@ -59,7 +59,7 @@ def start_ahead(context: Context, config: Config, plan: Callable[[], Plan], sche
     return run_ahead(schedule, due, explain, as_json)
 
 
-@click.command("status")
+@click.command("status", short_help="Show its nodes, gates, timeline and what it waits for.")
 @click.argument("name", required=False)
 @json_option
 @click.pass_obj
@@ -86,7 +86,7 @@ def status(context: Context, name: str | None, as_json: bool) -> int:
     return 0
 
 
-@click.command("pause")
+@click.command("pause", short_help="Begin nothing more; what is under way goes on.")
 @name_argument
 @json_option
 @click.pass_obj
@@ -98,7 +98,7 @@ def pause(context: Context, name: str, as_json: bool) -> int:
     return _ask(context, name, "pause", {}, as_json)
 
 
-@click.command("resume")
+@click.command("resume", short_help="Go on, here if nobody carries it out.")
 @name_argument
 @json_option
 @click.pass_obj
@@ -113,7 +113,7 @@ def resume(context: Context, name: str, as_json: bool) -> int:
     return _ask(context, name, "resume", {}, as_json)
 
 
-@click.command("promote")
+@click.command("promote", short_help="Go on past a pause, an inconclusive gate, a failed node.")
 @name_argument
 @click.option("--all", "everything", is_flag=True, help="Past every later pause as well; past no gate.")
 @json_option
@@ -128,7 +128,7 @@ def promote(context: Context, name: str, everything: bool, as_json: bool) -> int
     return _ask(context, name, "promote", {"everything": everything}, as_json)
 
 
-@click.command("retry")
+@click.command("retry", short_help="Try a node once more.")
 @name_argument
 @click.argument("node")
 @json_option
@@ -143,7 +143,7 @@ def retry(context: Context, name: str, node: str, as_json: bool) -> int:
     return _ask(context, name, "retry", {"node": node}, as_json)
 
 
-@click.command("skip")
+@click.command("skip", short_help="Leave a node out, saying why.")
 @name_argument
 @click.argument("node")
 @click.option("--reason", required=True, help="Why it is left out; it is kept.")
@@ -160,7 +160,7 @@ def skip(context: Context, name: str, node: str, reason: str, as_json: bool) -> 
     return _ask(context, name, "skip", {"node": node, "reason": reason}, as_json)
 
 
-@click.command("abort")
+@click.command("abort", short_help="End it; what was taken out of traffic is brought back.")
 @name_argument
 @json_option
 @click.pass_obj

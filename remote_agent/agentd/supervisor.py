@@ -109,32 +109,15 @@ class Supervisor:
             self._reaper, workers, self._zygotes, log_descriptor, self.options.idle_s, self.options.zygote
         )
         self.on_progress: Callable[[Progress], None] = lambda progress: None
-        self._services = self._services_of(state, slots, gpu_locks, workers)
+        self._services = Services(
+            state, self.events, self._store, self.sampler, slots, gpu_locks, workers, self._spares, self._preflights,
+            self._residents, self.parking, self._servers, self._keeper, self.options.hold_budgets, self._progress,
+        )  # fmt: skip
         self._runs: dict[str, Run] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watching: list[asyncio.Future[None]] = []
         self._closing = False
         self.stopping = asyncio.Event()
-
-    def _services_of(self, state: StateDir, slots: Slots, gpu_locks: GpuLocks, workers: Workers) -> Services:
-        """Return what runs are carried out with."""
-        return Services(
-            state,
-            self.events,
-            self._store,
-            self.sampler,
-            slots,
-            gpu_locks,
-            workers,
-            self._spares,
-            self._preflights,
-            self._residents,
-            self.parking,
-            self._servers,
-            self._keeper,
-            self.options.hold_budgets,
-            self._progress,
-        )
 
     def start(self) -> None:
         """Begin: say so, end what an agent before left unfinished, start the sampler and find the keeper."""

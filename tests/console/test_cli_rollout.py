@@ -361,7 +361,7 @@ def test_config_check_counts_rollouts(desk: Desk, capsys: pytest.CaptureFixture[
 def test_help_has_each_verb_of_a_rollout_once_and_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     """In the order in which they are needed; no line is cut off."""
     assert run(["rollout", "--help"]) == 0
-    listed = capsys.readouterr().out.partition("Verbs (")[2].splitlines()[1:]
+    listed = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
     verbs = [line.split()[0] for line in listed]
 
     assert verbs[:3] == ["plan", "start", "status"]
