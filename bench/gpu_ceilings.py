@@ -2,7 +2,7 @@
 
 ``python -m bench.gpu_ceilings FOLDER``: FOLDER holds safetensors files. Pinned: copies to the GPU from one buffer of
 1 GiB. Registration: ``cudaHostRegister`` of cached pages by 64 MiB, read-only, and giving them back. Disk: all bytes by
-16 threads, the page cache dropped before each read. Reads stop when the time is over.
+128 threads, the page cache dropped before each read. Reads stop when the time is over.
 """
 
 from __future__ import annotations

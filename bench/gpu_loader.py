@@ -27,7 +27,7 @@ from typing import Any
 from bench import gpu_sweep
 from bench.gpu_facts import describe_machine
 from bench.gpu_table import make_table
-from bench.raw_disk import drop_page_cache, fill_page_cache, refill_page_cache, time_raw_read
+from bench.raw_disk import THREADS, drop_page_cache, fill_page_cache, refill_page_cache, time_raw_read
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_PEERS = (
@@ -144,7 +144,7 @@ class Bench:
         """Read the disk alone, both ways, with the page cache dropped before each."""
         for is_direct in (True, False):
             drop_page_cache(self.shards)
-            label = f"raw read, 16 threads, {'O_DIRECT' if is_direct else 'buffered'}"
+            label = f"raw read, {THREADS} threads, {'O_DIRECT' if is_direct else 'buffered'}"
             try:
                 seconds = time_raw_read(self.shards, is_direct)
             except OSError as error:

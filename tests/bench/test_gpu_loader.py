@@ -50,7 +50,7 @@ def test_every_load_is_kept_checked_and_tabled(folder: Path, tmp_path: Path) -> 
         counts[record["part"], record["label"]] = counts.get((record["part"], record["label"]), 0) + 1
     assert records[0]["part"] == "machine"
     assert counts["warm", "glowplug path=auto"] == counts["cold-peers", "safetensors"] == 2
-    assert counts["cold-peers", "raw read, 16 threads, O_DIRECT"] == 2
+    assert counts["cold-peers", "raw read, 128 threads, O_DIRECT"] == 2
     checks = [record for record in records if record["part"] == "check"]
     assert len(checks) == 7
     assert {record["differing"] for record in checks} == {0}
