@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 from typing import Any
 
 from remote_agent.errors import DeviceError
+
+LIBRARY = "libcuda.so.1"
 
 
 class Calls:
@@ -17,6 +21,7 @@ class Calls:
     def __init__(self, name: str, module: Any = None) -> None:
         self._name = name
         self._module = module
+        self._is_given = module is not None
 
     @property
     def module(self) -> Any:
@@ -28,6 +33,18 @@ class Calls:
                 text = f"{self._name} can't be imported: {error}; install cuda-python in this Python"
                 raise DeviceError(text, "import", "missing_package") from error
         return self._module
+
+    def initialise(self) -> None:
+        """Initialise the driver in this process, by its library's own entry point first. Raises: DeviceError
+
+        cuda-python calls an address that it asked the library for, perhaps before this process was forked. Where only
+        that was called, drivers (580, after everything was imported and forked) have no place for what a failing call
+        tells, and the first call that fails ends the process (SIGSEGV): one in a thread without a context is enough.
+        """
+        if not self._is_given:
+            with contextlib.suppress(OSError, AttributeError):  # no such library: the call says so
+                ctypes.CDLL(LIBRARY).cuInit(0)
+        self("cuInit", 0)
 
     def __call__(self, function: str, *arguments: Any) -> Any:
         """Call ``function`` and return its one result, a tuple of several, or None."""

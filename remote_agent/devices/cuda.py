@@ -84,7 +84,7 @@ class CudaDevice:
 
     def initialise(self) -> Mapping[str, Fact]:
         begun = time.monotonic_ns()
-        self._driver("cuInit", 0)
+        self._driver.initialise()
         init_ns = time.monotonic_ns() - begun
         count = self._driver("cuDeviceGetCount")
         if self.ordinal >= count:
@@ -249,7 +249,7 @@ def uuid_of(driver: Calls, handle: Any, prefix: str = "GPU") -> str:
 
 def visible_uuids(driver: Calls) -> list[str]:
     """Return the UUID of each GPU that this process sees, by ordinal; initialises the driver. Raises: DeviceError"""
-    driver("cuInit", 0)
+    driver.initialise()
     return [uuid_of(driver, driver("cuDeviceGet", ordinal)) for ordinal in range(driver("cuDeviceGetCount"))]
 
 

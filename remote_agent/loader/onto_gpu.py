@@ -59,7 +59,7 @@ def load_onto_gpu(
             moving = Settling(partial(mover.begin_and_run, *place, progress), "load-transfer")
             with finally_do(moving.finish):
                 meanwhile()
-                build()  # here: torch's calls crash in another thread of a forked worker
+                build()
     transfer = mover.transfer
     settling = None
     if transfer.has_to_close:

@@ -101,8 +101,7 @@ def _fill_by_conversion(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    # Its threads gain nothing where nothing is copied; in a forked worker with CUDA tensors they crashed (SIGSEGV
-    # in every run on an H200, torch 2.11, transformers 5.17), on one thread they never did.
+    # Its threads gain nothing where nothing is copied.
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     plan = _dtype_plan(model, dtype)
     fields = inspect.signature(LoadStateDictConfig).parameters

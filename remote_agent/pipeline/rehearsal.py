@@ -52,8 +52,8 @@ class Rehearsed:
 class Rehearsal:
     """One rehearsal, done by `run` in the thread that has the device; it never raises. ``result`` is None before.
 
-    In a forked worker torch's calls crash in any thread but the first, so it is the loader's that run beside it;
-    their progress goes through `watch`. ``is_loaded``: by that every byte has arrived.
+    The loader's threads run beside it; their progress goes through `watch`. ``is_loaded``: by that every byte has
+    arrived.
     """
 
     def __init__(self, recipe: Recipe, checkpoint: Checkpoint, device: torch.device) -> None:

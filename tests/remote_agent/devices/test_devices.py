@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+import types
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from remote_agent.devices import calls as device_calls
 from remote_agent.devices import open_device
 from remote_agent.devices.calls import Calls
 from remote_agent.devices.cpu import CpuDevice
 from remote_agent.devices.cuda import CudaDevice
 from remote_agent.errors import DeviceError
 from remote_agent.loader.ring import PinnedRing
+from tests.needs import need
 from tests.remote_agent.fake_cuda import UUID_TEXT, FakeDriver, FakeGpu, FakeRuntime
 
 
@@ -189,6 +193,26 @@ def test_a_call_that_is_not_there_is_named() -> None:
     with pytest.raises(DeviceError, match="no_such_module_at_all can't be imported") as caught:
         Calls("no_such_module_at_all")("cuInit", 0)
     assert caught.value.code == "missing_package"
+
+
+def test_the_driver_is_initialised_by_its_library_before_by_cuda_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once each, in that order, since a process forked after the imports would not survive a failing call else."""
+    compiler = need("gcc", "gcc")
+    source, library = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
+    source.write_text("int calls = 0;\nint cuInit(unsigned flags) { calls += flags == 0; return 0; }\n")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    calls = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "calls")
+    seen: list[int] = []
+    module = types.ModuleType("bindings")
+    module.__dict__["cuInit"] = lambda flags: (seen.append(calls.value), (0,))[1]
+    monkeypatch.setitem(sys.modules, "bindings", module)
+    monkeypatch.setattr(device_calls, "LIBRARY", str(library))
+
+    Calls("bindings").initialise()
+
+    assert seen == [1]
 
 
 def test_a_gpu_on_a_host_without_a_driver_is_a_device_error() -> None:
