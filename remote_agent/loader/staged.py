@@ -56,33 +56,37 @@ class Readers:
         self._direct, self._all_direct, self._processors = direct, all_direct, processors
         self._threads: list[threading.Thread] = []
         self._times: list[dict[str, int]] = []
-        self._buffer_bytes = 0
+        self._begin = threading.Event()
         self.free: SimpleQueue[Buffer | None] = SimpleQueue()
         self.full: SimpleQueue[Full | None] = SimpleQueue()
 
     def start(self, buffers: Sequence[Buffer], count: int, cached_first: int) -> int:
         """Start ``count`` threads that share ``buffers``, and return how many there are.
 
-        The first ``cached_first`` prefer what is cached. Raises: LoadError if a thread can't be had.
+        The first ``cached_first`` prefer what is cached. Raises: LoadError if a thread or its memory can't be had.
         """
-        self._buffer_bytes = len(buffers[0].view)
+        size = len(buffers[0].view)
+        memory = None if self._direct is None else aligned_memory(count * size)
         for buffer in buffers:
             self.free.put(buffer)
         for number in range(count):
+            own = None if memory is None else memory[number * size : (number + 1) * size]
             body = threading.Thread(
-                target=self._run, args=(number < cached_first,), name=f"load-reader-{number}", daemon=True
+                target=self._run, args=(number < cached_first, own), name=f"load-reader-{number}", daemon=True
             )
             try:
                 body.start()
             except RuntimeError as error:
                 raise LoadError(f"thread {number + 1} of {count} could not be started: {error}") from error
             self._threads.append(body)
+        self._begin.set()
         return count
 
     def stop(self) -> None:
         """Have no more read, and wait until every thread has ended."""
         self._tally.stop.set()
         self._queue.stop()
+        self._begin.set()
         for _ in self._threads:
             self.free.put(None)
         for thread in self._threads:
@@ -92,21 +96,24 @@ class Readers:
         """Return the nanoseconds of each step, summed over the threads, once they have ended."""
         return {step: sum(times[step] for times in self._times) for step in ("wait", "read")}
 
-    def _run(self, prefers_cached: bool) -> None:
-        """Fill buffers until no segment is left; a thread's body, so it never raises."""
+    def _run(self, prefers_cached: bool, own: memoryview | None) -> None:
+        """Fill buffers until no segment is left; a thread's body, so it never raises. ``own``: its memory.
+
+        None reads before the last one is there: to start a thread takes the address space's lock, which reads hold.
+        """
         times = {"wait": 0, "read": 0}
         self._times.append(times)
         try:
             bind_thread(self._processors)
-            self._fill(prefers_cached, times)
+            self._begin.wait()
+            self._fill(prefers_cached, own, times)
         except BaseException as error:
             self._tally.fail(error)
         finally:
             self.full.put(None)
 
-    def _fill(self, prefers_cached: bool, times: dict[str, int]) -> None:
+    def _fill(self, prefers_cached: bool, own: memoryview | None, times: dict[str, int]) -> None:
         stop, now_ns = self._tally.stop.is_set, time.monotonic_ns
-        own = None if self._direct is None else aligned_memory(self._buffer_bytes)
         while (chunk := self._queue.take(prefers_cached)) is not None:
             begun = now_ns()
             found = self._bring_in(chunk, own)
