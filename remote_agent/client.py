@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -21,6 +22,11 @@ C = TypeVar("C", bound="Client")
 READ_BYTES = 65536
 SILENCE_S = 30.0
 """An agent's heart beats every few seconds: one that is silent for so long hangs."""
+
+ENDING_S = 5.0
+"""An agent that ends greets nobody any more; by then another one can be there."""
+
+POLL_S = 0.05
 
 
 class Client:
@@ -85,17 +91,26 @@ class Client:
 def open_client(state: StateDir, name: str, start: Callable[[StateDir], socket.socket] = connect_or_start) -> Client:
     """Return a greeted client of the agent of ``state``, which is started if need be.
 
+    One that ends just then is waited for, and the next one is asked.
     Raises: LaunchError, StateDirError, RefusedError, SilentAgentError, ConnectionLostError
     """
-    link = start(state)
-    link.settimeout(SILENCE_S)
-    client = Client(link, state)
-    try:
-        client.hello(name)
-    except BaseException:
-        link.close()
-        raise
-    return client
+    give_up = time.monotonic() + ENDING_S
+    while True:
+        link = start(state)
+        link.settimeout(SILENCE_S)
+        client = Client(link, state)
+        try:
+            client.hello(name)
+        except ConnectionLostError:
+            link.close()
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(POLL_S)
+        except BaseException:
+            link.close()
+            raise
+        else:
+            return client
 
 
 def connect_running(state: StateDir) -> socket.socket:

@@ -160,7 +160,7 @@ def test_verify_asks_what_is_ready(host: Host, client: Watcher) -> None:
     """Through the port while there is a server, then the standby itself, then a process attached to the resident."""
     wanted = expected_tokens(host.model)
     run = client.warm(host.params(tier="standby"))
-    assert run.state is RunState.READY, run
+    assert run.state is RunState.READY, run.failure
     for way, tier, then in (
         ("port", Tier.STANDBY, "stop"),
         ("standby", Tier.STANDBY, "end"),
@@ -308,7 +308,7 @@ def test_a_gpu_s_resident_is_served_the_same_way(host: Host, client: Watcher) ->
     """Attached, answered through the port with the tokens that the run itself gave, and closed by a release."""
     params = host.params("gpu", devices=("cuda:0",))
     run = client.warm(params)
-    assert run.state is RunState.READY, run
+    assert run.state is RunState.READY, run.failure
     assert stage_of(run, "listening").extra["answer"] == run.output
     again = client.warm(host.params("gpu", tier="standby", devices=("cuda:0",)))
     assert (again.state, again.tier_from) == (RunState.READY, Tier.RESIDENT), again

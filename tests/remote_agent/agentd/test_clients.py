@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from remote_agent.agentd.launch import connect
+from remote_agent.client import open_client
 from remote_agent.errors import ConnectionLostError, RefusedError
 from remote_agent.protocol.messages import (
     AckParams,
@@ -23,6 +24,7 @@ from remote_agent.protocol.messages import (
     RunState,
     Sample,
     ShutdownParams,
+    StatusResult,
     SubscribeParams,
     SubscribeResult,
 )
@@ -360,3 +362,16 @@ def test_a_shutdown_is_refused_while_something_is_held_unless_forced(agent: Agen
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the holder is gone")
     assert agent.process is not None
     assert agent.process.wait(DEADLINE_S) == 0
+
+
+def test_who_meets_an_agent_that_ends_is_served_by_the_next(agent: Agent) -> None:
+    """It closes its connections before it is gone; asked before that, the next one answers instead of an error."""
+    ending, other = socket.socketpair()
+    other.close()
+    links = iter([ending, raw(agent)])
+
+    with open_client(agent.state, "late", lambda state: next(links)) as client:
+        answered = client.call("status", Empty(), StatusResult).processes["agentd"]
+
+    assert agent.process is not None
+    assert (answered, ending.fileno()) == (agent.process.pid, -1)

@@ -86,7 +86,7 @@ def follow(agent: Agent) -> Watcher:
 
 def warm(agent: Agent, client: Watcher, stub: str = "keeps", **recipe: Any) -> RunRecord:
     run = client.warm(agent.params(stub, (GPU,), **recipe))
-    assert run.state is RunState.READY, run
+    assert run.state is RunState.READY, run.failure
     return run
 
 

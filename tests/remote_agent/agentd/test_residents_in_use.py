@@ -90,6 +90,6 @@ def test_a_standby_of_changed_files_is_replaced_though_its_old_weights_are_attac
             run = client.warm(agent.params("keeps"))
             there = {one.name: one.tier for one in residents(client)}
 
-    assert run.state is RunState.READY, run
+    assert run.state is RunState.READY, run.failure
     assert there.pop(standby.name) is Tier.RESIDENT
     assert list(there.values()) == [Tier.STANDBY]

@@ -15,8 +15,10 @@ pytestmark = pytest.mark.gpu
 FORKED = """
 import os, sys, threading
 from remote_agent.pipeline.imports import QUIET_IMPORTS, import_everything
+from remote_agent.zygote import count_threads, find_fork_hazard
 os.environ.update(QUIET_IMPORTS)
 import_everything()
+assert find_fork_hazard(count_threads()) is None
 pid = os.fork()
 if pid:
     sys.exit(abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
