@@ -25,7 +25,7 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 def time_raw_read(shards: Sequence[Path], is_direct: bool) -> float:
     """Return the seconds that `THREADS` threads take to read every byte, past the page cache or through it.
 
-    Each reads `READ_BYTES` at once into memory of its own in huge pages.
+    Each reads `READ_BYTES` at once into its part of memory in huge pages, and none begins before all are there.
 
     Raises: OSError of the first thread that fails.
     """
@@ -36,10 +36,13 @@ def time_raw_read(shards: Sequence[Path], is_direct: bool) -> float:
         for offset in range(0, os.fstat(descriptor).st_size, READ_BYTES):
             work.put((descriptor, offset))
     errors: list[OSError] = []
-    threads = [threading.Thread(target=_read, args=(work, is_direct, errors)) for _ in range(THREADS)]
+    memory, go = aligned_memory(THREADS * READ_BYTES), threading.Event()
+    parts = [memory[start : start + READ_BYTES] for start in range(0, len(memory), READ_BYTES)]
+    threads = [threading.Thread(target=_read, args=(work, is_direct, part, go, errors)) for part in parts]
     begun = time.perf_counter()
     for thread in threads:
         thread.start()
+    go.set()
     for thread in threads:
         thread.join()
     taken = time.perf_counter() - begun
@@ -81,8 +84,14 @@ def fill_page_cache(shards: Sequence[Path]) -> None:
         os.close(descriptor)
 
 
-def _read(work: queue.SimpleQueue[tuple[int, int]], is_direct: bool, errors: list[OSError]) -> None:
-    buffer = aligned_memory(READ_BYTES)
+def _read(
+    work: queue.SimpleQueue[tuple[int, int]],
+    is_direct: bool,
+    buffer: memoryview,
+    go: threading.Event,
+    errors: list[OSError],
+) -> None:
+    go.wait()
     while not errors:
         try:
             descriptor, offset = work.get_nowait()
