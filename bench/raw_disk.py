@@ -26,7 +26,6 @@ def time_raw_read(shards: Sequence[Path], is_direct: bool) -> float:
     """Return the seconds that `THREADS` threads take to read every byte, past the page cache or through it.
 
     Each reads `READ_BYTES` at once into its part of memory in huge pages, and none begins before all are there.
-
     Raises: OSError of the first thread that fails.
     """
     work: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()

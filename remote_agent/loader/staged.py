@@ -14,8 +14,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.errors import LoadError
-from remote_agent.loader.direct import DirectRefused, DirectShards, aligned_memory, copy_out
+from remote_agent.loader.direct import BLOCK_BYTES, DirectRefused, DirectShards, aligned_memory, copy_out
 from remote_agent.loader.numa import bind_thread
+from remote_agent.loader.plan import round_up
 
 if TYPE_CHECKING:
     from remote_agent.loader.headers import Header
@@ -66,11 +67,12 @@ class Readers:
         The first ``cached_first`` prefer what is cached. Raises: LoadError if a thread or its memory can't be had.
         """
         size = len(buffers[0].view)
-        memory = None if self._direct is None else aligned_memory(count * size)
+        stride = round_up(size, BLOCK_BYTES)
+        memory = None if self._direct is None else aligned_memory(count * stride)
         for buffer in buffers:
             self.free.put(buffer)
         for number in range(count):
-            own = None if memory is None else memory[number * size : (number + 1) * size]
+            own = None if memory is None else memory[number * stride : number * stride + size]
             body = threading.Thread(
                 target=self._run, args=(number < cached_first, own), name=f"load-reader-{number}", daemon=True
             )
