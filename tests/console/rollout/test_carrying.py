@@ -158,9 +158,11 @@ async def test_one_that_another_process_takes_at_the_same_moment_is_steered_from
 ) -> None:
     """Between this console's look and its take: what was asked goes to who was faster."""
     loop, take, carried = asyncio.get_running_loop(), RolloutStore.take, list[asyncio.Future[None]]()
+    effects = FakeEffects()
+    effects.held = {e.StartNode}  # it is not to be over before it is asked
 
     def carry() -> None:
-        carried.append(asyncio.ensure_future(desk.controller(FakeEffects(), "elsewhere").run()))
+        carried.append(asyncio.ensure_future(desk.controller(effects, "elsewhere").run()))
 
     def late(store: RolloutStore, rollout_uid: str) -> RolloutRow:
         monkeypatch.setattr(RolloutStore, "take", take)
@@ -170,6 +172,7 @@ async def test_one_that_another_process_takes_at_the_same_moment_is_steered_from
 
     monkeypatch.setattr(RolloutStore, "take", late)
     done, _ = await console.carrier.ask(desk.uid, "abort", {})
+    await effects.let_go(e.StartNode)
     await asyncio.gather(*carried)
 
     assert (done, console.carrier.carried, desk.state().phase) == (True, {}, Phase.ABORTED)
