@@ -16,6 +16,19 @@ from remote_agent.agentd.launch import connect
 from remote_agent.agentd.paths import StateDir, make_private, open_private
 from remote_agent.errors import StateDirError
 from tests.remote_agent.agentd.agents import DEADLINE_S, REPOSITORY, Agent
+from tests.remote_agent.strangers import STRANGER, said_to_a_stranger
+
+
+def run_agent(state: StateDir) -> subprocess.CompletedProcess[str]:
+    """Run an agent of ``state`` that is to end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "remote_agent", "agentd", "--foreground", "--state-dir", str(state.root)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
 
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
@@ -26,14 +39,7 @@ def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StateDirError, match="mode 0750"):
         connect(state)
-    refused = subprocess.run(
-        [sys.executable, "-m", "remote_agent", "agentd", "--foreground", "--state-dir", str(state.root)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
+    refused = run_agent(state)
     assert refused.returncode == 1
     assert "mode 0750 lets others in" in refused.stderr
 
@@ -71,54 +77,22 @@ def test_a_directory_that_takes_no_sockets_is_refused_by_name(tmp_path: Path, mo
 def test_a_directory_of_someone_else_is_refused(tmp_path: Path) -> None:
     """Not even root uses a directory that another user owns."""
     make_private(tmp_path / "theirs")
-    os.chown(tmp_path / "theirs", 12345, 12345)
+    os.chown(tmp_path / "theirs", STRANGER, STRANGER)
 
-    with pytest.raises(StateDirError, match="belongs to user id 12345"):
+    with pytest.raises(StateDirError, match=f"belongs to user id {STRANGER}"):
         open_private(tmp_path / "theirs")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_process_of_another_user_is_not_served(agent: Agent) -> None:
     """Credentials are checked at the socket, even when the directory lets someone through."""
-    directory = os.open(agent.state.run, os.O_RDONLY)
-    agent.state.run.chmod(0o755)
-    (agent.state.run / "control.sock").chmod(0o777)
-    stranger = os.fork()
-    if stranger == 0:
-        os._exit(0 if is_turned_away(directory) else 1)
-    os.close(directory)
-    _, status = os.waitpid(stranger, 0)
-    agent.state.run.chmod(0o700)
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert "a client of user id 12345 is refused" in agent.log()
-
-
-def is_turned_away(directory: int) -> bool:
-    """Return whether the agent closes a connection made as another user."""
-    try:
-        os.fchdir(directory)
-        os.setgroups([])
-        os.setresgid(12345, 12345, 12345)
-        os.setresuid(12345, 12345, 12345)
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(DEADLINE_S)
-            link.connect("control.sock")
-            return link.recv(1) == b""
-    except OSError:
-        return False
+    assert said_to_a_stranger(agent.state.run, "control.sock") == b""
+    assert f"a client of user id {STRANGER} is refused" in agent.log()
 
 
 def test_only_one_agent_serves_a_state_directory(agent: Agent) -> None:
     """A second agent finds the lock held and says so with its own exit code."""
-    second = subprocess.run(
-        [sys.executable, "-m", "remote_agent", "agentd", "--foreground", "--state-dir", str(agent.state.root)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
+    second = run_agent(agent.state)
 
     assert second.returncode == 3
     assert "another agent holds" in second.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from remote_agent.keeper.client import tell_keeper
 from remote_agent.keeper.words import WORDS
 from tests.remote_agent.agentd.agents import DEADLINE_S
 from tests.remote_agent.keeper.keepers import DEVICES, Keep, answering
+from tests.remote_agent.strangers import said_to_a_stranger
 
 
 def held_by(pid: int, folder: Path) -> list[str]:
@@ -103,30 +103,5 @@ def test_a_process_of_another_user_is_refused(
     """Even where the directory lets someone through, nobody else lets the driver go."""
     process = keep()
     answering(state)
-    directory = os.open(state.run, os.O_RDONLY)
-    state.run.chmod(0o755)
-    (state.run / "keeper.sock").chmod(0o777)
-    stranger = os.fork()
-    if stranger == 0:
-        os._exit(0 if is_refused(directory) else 1)
-    os.close(directory)
-    _, status = os.waitpid(stranger, 0)
-    state.run.chmod(0o700)
-
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert said_to_a_stranger(state.run, "keeper.sock").startswith(b"error")
     assert held_by(process.pid, devices) == sorted(DEVICES)
-
-
-def is_refused(directory: int) -> bool:
-    """Return whether the keeper refuses another user before a word is said."""
-    try:
-        os.fchdir(directory)
-        os.setgroups([])
-        os.setresgid(12345, 12345, 12345)
-        os.setresuid(12345, 12345, 12345)
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(DEADLINE_S)
-            link.connect("keeper.sock")
-            return link.recv(256).startswith(b"error")
-    except OSError:
-        return False

@@ -14,6 +14,7 @@ from remote_agent.loader.checkpoint import Checkpoint
 from remote_agent.loader.limits import Cut, LoaderLimits
 from remote_agent.loader.load import load
 from remote_agent.loader.ring import PinnedRing
+from remote_agent.loader.shards import OpenShards
 from remote_agent.loader.switching import quickly
 from remote_agent.loader.verify import verify
 from remote_agent.protocol.messages import WeightsPolicy
@@ -116,20 +117,28 @@ class SharedPool(FakeGpu):
 def test_a_reader_that_can_t_be_started_fails_the_load(
     checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that run already end first, and nothing of the load is left."""
-    start = threading.Thread.start
+    """Those that run already have read nothing, since none begins before all are there, and end; nothing is left."""
+    start, read, reads = threading.Thread.start, OpenShards.read, list[int]()
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "load-reader-1":
+        if thread.name == "load-reader-2":
+            reading.wait(0.05)  # of those before it, which is not to come
             raise RuntimeError("can't start new thread")
         start(thread)
 
+    def note(shards: OpenShards, shard: int, offset: int, view: memoryview) -> None:
+        reads.append(shard)
+        reading.set()
+        read(shards, shard, offset, view)
+
+    reading = threading.Event()
     monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(OpenShards, "read", note)
 
     error = failure_of(lambda: load_by(gpu, checkpoint, "staged"))
 
-    assert str(error) == "thread 2 of 3 could not be started: can't start new thread"
-    assert traces_of(checkpoint) == []
+    assert str(error) == "thread 3 of 3 could not be started: can't start new thread"
+    assert (reads, traces_of(checkpoint)) == ([], [])
 
 
 def test_a_load_that_could_not_begin_keeps_the_ring_from_nobody(
