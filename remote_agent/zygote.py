@@ -1,7 +1,7 @@
 """The zygote: torch and transformers imported once, workers forked from it in milliseconds.
 
-It imports and does nothing else. A fork is made only while the process has the threads that
-imports alone left and an uninitialised driver; otherwise it is refused with the numbers.
+It imports and does nothing else. A fork is made only while the process has the threads that imports alone left and
+no file of the driver's open, neither by CUDA nor by NVML; otherwise it is refused with the numbers.
 Workers are forked twice, so that agentd, the child subreaper, becomes their parent.
 """
 
@@ -14,10 +14,10 @@ import os
 import socket
 import sys
 import time
-import warnings
 from pathlib import Path
 
 from remote_agent import caches, worker
+from remote_agent.pipeline.gpu_count import fork, gpus_counted_apart
 from remote_agent.pipeline.imports import (
     QUIET_IMPORTS,
     THREAD_VARIABLES,
@@ -40,8 +40,8 @@ from remote_agent.protocol.internal import (
 
 CHUNK_BYTES = 1 << 16
 MAX_DESCRIPTORS = 8
-SHARED_ADDRESSES = Path("/dev/nvidia-uvm")
-"""Opened by ``cuInit`` alone: NVML does without."""
+DRIVER_FILES = "/dev/nvidia"
+"""How the names of the files begin that the CUDA driver opens, and NVML too."""
 
 
 def main(argv: list[str]) -> int:
@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
     given = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     settle_environment(os.environ, {**QUIET_IMPORTS, **caches.NOWHERE})
     start_ns = time.monotonic_ns()
-    import_everything()
+    with gpus_counted_apart():
+        import_everything()
     zygote = Zygote(sock, given)
     zygote.announce(time.monotonic_ns() - start_ns)
     return zygote.serve()
@@ -97,7 +98,8 @@ class Zygote:
                 return ZygoteRefused(f"a fork needs 2 descriptors and came with {len(fds)}")
             wanted = [name for name in message.preimport if is_preimport_allowed(name) and name not in sys.modules]
             if wanted:
-                import_what_exists(wanted)
+                with gpus_counted_apart():
+                    import_what_exists(wanted)
                 freeze_objects()
             hazard = find_fork_hazard(self._threads)
             if hazard is not None:
@@ -164,13 +166,6 @@ class Zygote:
         self._sock.sendall(dump(message))
 
 
-def fork() -> int:
-    """Fork. Python 3.12 warns of every fork of a process with threads; the count was checked before."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return os.fork()
-
-
 def package_folders() -> tuple[str, ...]:
     """Return the folders that imports came from.
 
@@ -196,16 +191,17 @@ def find_fork_hazard(threads: int) -> str | None:
     now = count_threads()
     if now != threads:
         return f"the zygote has {now} threads and imports alone left {threads}"
-    return find_initialised_driver()
+    return find_open_driver()
 
 
-def find_initialised_driver(descriptors: Path = Path("/proc/self/fd")) -> str | None:
-    """Say so if a CUDA driver is initialised in this process: it has the device of shared addresses open then.
+def find_open_driver(descriptors: Path = Path("/proc/self/fd")) -> str | None:
+    """Say so if the CUDA driver or NVML is initialised in this process: either has files of the driver's open then.
 
-    The driver isn't asked: of a call that failed before the fork it keeps what a worker's threads can't use.
+    The driver isn't asked: of a call that fails before the fork it may keep what a worker's threads can't use.
     """
     for entry in descriptors.iterdir():
         with contextlib.suppress(OSError):  # the one that lists them is closed by now
-            if entry.readlink() == SHARED_ADDRESSES:
-                return f"the CUDA driver is initialised in the zygote: {SHARED_ADDRESSES} is open"
+            opened = str(entry.readlink())
+            if opened.startswith(DRIVER_FILES):
+                return f"the CUDA driver or NVML is initialised in the zygote: {opened} is open"
     return None

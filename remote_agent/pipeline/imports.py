@@ -109,7 +109,7 @@ def settle_environment(environment: MutableMapping[str, str], settings: Mapping[
 
 def import_everything() -> None:
     """Import all that a run uses. Raises: ImportError if torch, transformers or safetensors is not installed."""
-    with _no_collections():
+    with no_collections():
         for name in REQUIRED:
             importlib.import_module(name)
         import_what_exists(OPTIONAL)
@@ -117,7 +117,7 @@ def import_everything() -> None:
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """Keep Python's collector from its rounds: nothing that imports make is garbage, and to see that again and again
     takes a fifth of their time.
     """

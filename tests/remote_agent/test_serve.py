@@ -310,6 +310,7 @@ def test_a_gpu_s_resident_is_served_the_same_way(host: Host, client: Watcher) ->
     run = client.warm(params)
     assert run.state is RunState.READY, run.failure
     assert stage_of(run, "listening").extra["answer"] == run.output
+    assert (stage_of(run, "init").extra["forked"], stage_of(run, "listening").reason) == (True, None)
     again = client.warm(host.params("gpu", tier="standby", devices=("cuda:0",)))
     assert (again.state, again.tier_from) == (RunState.READY, Tier.RESIDENT), again
     assert [one.error for one in verify(client, "gpu").samples] == [None, None]

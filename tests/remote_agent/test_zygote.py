@@ -16,7 +16,7 @@ from remote_agent.protocol.internal import (
     ZygoteRefused,
 )
 from remote_agent.protocol.messages import CompilePolicy, FirstRequest, StageStatus
-from remote_agent.zygote import find_initialised_driver
+from remote_agent.zygote import find_open_driver
 from tests.needs import need
 from tests.remote_agent import checkpoints
 from tests.remote_agent.pipeline.models import recipe_for
@@ -197,15 +197,19 @@ def test_a_fork_without_its_descriptors_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("opened", "is_initialised"),
-    [("/dev/nvidia-uvm", True), ("/dev/nvidiactl", False), ("/dev/nvidia0", False), ("/dev/null", False)],
+    "opened", ["/dev/nvidia-uvm", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap2"]
 )
-def test_an_initialised_driver_is_a_hazard(tmp_path: Path, opened: str, is_initialised: bool) -> None:
-    """It is known by the device that initialising opens; what NVML opens is none, and one closed meanwhile neither."""
+def test_a_driver_s_open_file_is_a_hazard(tmp_path: Path, opened: str) -> None:
+    """What CUDA opens and what NVML opens: a worker forked after either can't use the driver."""
     (tmp_path / "3").symlink_to(opened)
+
+    assert find_open_driver(tmp_path) == f"the CUDA driver or NVML is initialised in the zygote: {opened} is open"
+
+
+def test_other_open_files_are_no_hazard(tmp_path: Path) -> None:
+    """Nor a descriptor that was closed meanwhile, nor what this process has."""
+    (tmp_path / "3").symlink_to("/dev/null")
     (tmp_path / "4").write_text("no link, as one that is closed has none")
 
-    said = find_initialised_driver(tmp_path)
-
-    assert said == ("the CUDA driver is initialised in the zygote: /dev/nvidia-uvm is open" if is_initialised else None)
-    assert find_initialised_driver() is None
+    assert find_open_driver(tmp_path) is None
+    assert find_open_driver() is None

@@ -14,15 +14,18 @@ pytestmark = pytest.mark.gpu
 
 FORKED = """
 import os, sys, threading
+from remote_agent.pipeline.gpu_count import gpus_counted_apart
 from remote_agent.pipeline.imports import QUIET_IMPORTS, import_everything
 from remote_agent.zygote import count_threads, find_fork_hazard
 os.environ.update(QUIET_IMPORTS)
-import_everything()
+with gpus_counted_apart():
+    import torch
+    assert torch.cuda.is_available()
+    import_everything()
 assert find_fork_hazard(count_threads()) is None
 pid = os.fork()
 if pid:
     sys.exit(abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-import torch
 from remote_agent.devices import open_device
 from remote_agent.errors import DeviceError
 device = open_device("cuda:0")
@@ -61,8 +64,9 @@ def test_a_forked_process_outlives_calls_that_fail_in_any_thread() -> None:
 
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, env=environment)
 
+    assert done.returncode == 0, done.stderr[-2000:]
     said = done.stdout.split("\n")
-    assert (done.returncode, said[-2]) == (0, "alive"), done.stderr[-2000:]
+    assert said[-2] == "alive"
     assert said[:4] == ["product 262144"] * 2 + ["out of memory"] * 2
     assert said[4] == said[5]
     assert said[4].startswith("refused ")
