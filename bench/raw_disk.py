@@ -12,6 +12,7 @@ from pathlib import Path
 
 from remote_agent.loader.direct import aligned_memory
 from remote_agent.loader.read_ahead import ReadAhead
+from remote_agent.loader.staged import FIRST_BYTES
 
 THREADS = 128
 READ_BYTES = 8 << 20
@@ -25,15 +26,19 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 def time_raw_read(shards: Sequence[Path], is_direct: bool) -> float:
     """Return the seconds that `THREADS` threads take to read every byte, past the page cache or through it.
 
-    Each reads `READ_BYTES` at once into its part of memory in huge pages, and none begins before all are there.
-    Raises: OSError of the first thread that fails.
+    Each reads `READ_BYTES` at once into its part of memory in huge pages, less at first, while that is cleared. None
+    begins before all are there. Raises: OSError of the first thread that fails.
     """
-    work: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    work: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
     flags = os.O_RDONLY | (os.O_DIRECT if is_direct else 0)
     descriptors = [os.open(shard, flags) for shard in shards]
+    firsts = iter(range(THREADS))
     for descriptor in descriptors:
-        for offset in range(0, os.fstat(descriptor).st_size, READ_BYTES):
-            work.put((descriptor, offset))
+        offset, size = 0, os.fstat(descriptor).st_size
+        while offset < size:
+            length = READ_BYTES if next(firsts, None) is None else min(FIRST_BYTES, READ_BYTES)
+            work.put((descriptor, offset, length))
+            offset += length
     errors: list[OSError] = []
     memory, go = aligned_memory(THREADS * READ_BYTES), threading.Event()
     parts = [memory[start : start + READ_BYTES] for start in range(0, len(memory), READ_BYTES)]
@@ -84,7 +89,7 @@ def fill_page_cache(shards: Sequence[Path]) -> None:
 
 
 def _read(
-    work: queue.SimpleQueue[tuple[int, int]],
+    work: queue.SimpleQueue[tuple[int, int, int]],
     is_direct: bool,
     buffer: memoryview,
     go: threading.Event,
@@ -93,13 +98,13 @@ def _read(
     go.wait()
     while not errors:
         try:
-            descriptor, offset = work.get_nowait()
+            descriptor, offset, length = work.get_nowait()
         except queue.Empty:
             return
         try:
             if not is_direct:
-                os.posix_fadvise(descriptor, offset, READ_BYTES, os.POSIX_FADV_WILLNEED)
-            os.preadv(descriptor, [buffer], offset)
+                os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+            os.preadv(descriptor, [buffer[:length]], offset)
         except OSError as error:
             errors.append(error)
 

@@ -64,7 +64,7 @@ class SegmentQueue:
             limit = min(limit_bytes, self._cached_bytes // 2) if is_shared else limit_bytes
             for shard, chunks in self._cached.items():
                 if chunks and shard not in without and not self._stopped:
-                    taken = self._cut_front(chunks, limit)
+                    taken = self._cut_front(chunks, limit, self._length)
                     self._cached_bytes -= taken.segment.length
                     self._holds += 1
                     return taken
@@ -91,17 +91,18 @@ class SegmentQueue:
             self._holds = 0
             self._changed.notify_all()
 
-    def take(self, prefers_cached: bool) -> Chunk | None:
+    def take(self, prefers_cached: bool, most_bytes: int | None = None) -> Chunk | None:
         """Return one segment, of the kind preferred while there is any, or None once nothing can be left.
 
-        Waits while what is held may still be given back.
+        One that is not cached ends at a multiple of ``most_bytes`` too. Waits while what is held may still be given
+        back.
         """
         with self._changed:
             while not self._stopped:
                 if self._cached_bytes and (prefers_cached or not self._uncached):
                     return self._cut_back()
                 if self._uncached:
-                    return self._cut_front(self._uncached, 0)
+                    return self._cut_front(self._uncached, 0, most_bytes or self._length)
                 if not (self._registers and self._holds):
                     return None
                 self._changed.wait(WAIT_S)
@@ -113,11 +114,16 @@ class SegmentQueue:
             self._stopped = True
             self._changed.notify_all()
 
-    def _cut_front(self, chunks: deque[Chunk], limit_bytes: int) -> Chunk:
-        """Take from the first of ``chunks`` what a limit allows, up to a multiple of the length; one segment always."""
+    def _cut_front(self, chunks: deque[Chunk], limit_bytes: int, unit: int) -> Chunk:
+        """Take from the first of ``chunks`` what a limit allows, up to a multiple of the length; one segment always,
+        which ends at a multiple of ``unit`` too.
+        """
         (shard, offset, length), is_cached = chunks.popleft()
         start = self._starts[shard] + offset
-        cut = max(start // self._length + 1, (start + limit_bytes) // self._length) * self._length - start
+        length_ends, unit_ends = (
+            max(start // one + 1, (start + limit_bytes) // one) * one for one in (self._length, unit)
+        )
+        cut = min(length_ends, unit_ends) - start
         if cut >= length:
             return Chunk(Segment(shard, offset, length), is_cached)
         chunks.appendleft(Chunk(Segment(shard, offset + cut, length - cut), is_cached))

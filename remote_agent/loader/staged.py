@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from remote_agent.loader.shards import OpenShards
 
 
+FIRST_BYTES = 1 << 20
+"""The most that a reader's first read into its own memory asks for: the kernel clears that memory before it, and until
+then the disk has nothing to do."""
+
+
 class Full(NamedTuple):
     """A buffer that begins with ``segment``; ``way`` is how it came there."""
 
@@ -116,8 +121,9 @@ class Readers:
 
     def _fill(self, prefers_cached: bool, own: memoryview | None, times: dict[str, int]) -> None:
         stop, now_ns = self._tally.stop.is_set, time.monotonic_ns
-        while (chunk := self._queue.take(prefers_cached)) is not None:
-            begun = now_ns()
+        most_bytes = FIRST_BYTES if own is not None else None
+        while (chunk := self._queue.take(prefers_cached, most_bytes)) is not None:
+            begun, most_bytes = now_ns(), None
             found = self._bring_in(chunk, own)
             brought = now_ns()
             buffer = self.free.get()

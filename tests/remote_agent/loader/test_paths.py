@@ -11,9 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from remote_agent.loader import staged
 from remote_agent.loader.checkpoint import Checkpoint, inspect
+from remote_agent.loader.direct import DirectShards
 from remote_agent.loader.dtypes import DTYPES
 from remote_agent.loader.load import Loaded, load
+from remote_agent.loader.plan import Segment
 from remote_agent.loader.read_ahead import ReadAhead
 from remote_agent.loader.residency import measure_residency
 from remote_agent.loader.verify import verify
@@ -93,6 +96,40 @@ def test_bypassing_leaves_the_page_cache_as_it_was(checkpoint: Checkpoint, gpu: 
     assert bypassed.counters["direct_bytes"] == checkpoint.shards[0].data_bytes
     assert before == after
     assert measure_residency(checkpoint.shards).cached_bytes == checkpoint.bytes
+
+
+def test_a_reader_s_first_read_past_the_cache_is_short(
+    checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory has to be cleared before it; every later one is as long as a buffer, and through the cache all are."""
+    lengths: dict[str, list[int]] = {}
+    read, bring_in = DirectShards.read, ReadAhead.bring_in
+
+    def note(length: int) -> None:
+        lengths.setdefault(threading.current_thread().name, []).append(length)
+
+    def read_past(shards: DirectShards, segment: Segment, view: memoryview) -> int:
+        note(segment.length)
+        return read(shards, segment, view)
+
+    def read_through(ahead: ReadAhead, shard: int, place: int, length: int) -> bool:
+        note(length)
+        return bring_in(ahead, shard, place, length)
+
+    monkeypatch.setattr(staged, "FIRST_BYTES", 512)
+    monkeypatch.setattr(DirectShards, "read", read_past)
+    monkeypatch.setattr(ReadAhead, "bring_in", read_through)
+    tell(monkeypatch, lambda number: False)
+
+    assert verify(checkpoint, load_by(gpu, checkpoint, page_cache="bypass").tensors).is_equal
+    past, lengths = lengths, {}
+    assert verify(checkpoint, load_by(gpu, checkpoint, "staged").tensors).is_equal
+
+    assert len(past) > 1
+    assert all(first <= 512 for first, *_ in past.values())
+    for one in (past, lengths):
+        assert max(length for _, *rest in one.values() for length in rest) == gpu.buffer_bytes
+    assert max(first for first, *_ in lengths.values()) == gpu.buffer_bytes
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
