@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from contextlib import contextmanager
 from remote_agent.pipeline.imports import no_collections
 
 MAX_COUNT = 255
+
+LIMIT_S = 120
+"""A driver that hangs is waited for so long: less than agentd waits for the zygote."""
 
 
 @contextmanager
@@ -50,6 +54,8 @@ def _count_apart() -> int:
         try:
             import torch
 
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(LIMIT_S)
             code = min(torch.cuda.device_count(), MAX_COUNT)
         except BaseException:
             sys.excepthook(*sys.exc_info())

@@ -84,15 +84,25 @@ def fail() -> int:
     raise RuntimeError("the driver is too old")
 
 
+def hang() -> int:
+    """Wait as NVML does for a driver that hangs."""
+    while True:
+        signal.pause()
+
+
+ENDED = "counting GPUs: signal {} ended it; imports are told that there is none"
+
+
 @pytest.mark.parametrize(
     ("count", "said"),
-    [(die, "counting GPUs: signal 9 ended it; imports are told that there is none"), (fail, "the driver is too old")],
+    [(die, ENDED.format(9)), (hang, ENDED.format(14)), (fail, "the driver is too old")],
 )
 def test_a_driver_that_breaks_counts_as_no_gpu(
     count: Callable[[], int], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The log says so, and the process that imports lives."""
     monkeypatch.setattr(torch.cuda, "device_count", count)
+    monkeypatch.setattr(gpu_count, "LIMIT_S", 1)
     with gpus_counted_apart():
         assert torch.cuda.device_count() == 0
 
