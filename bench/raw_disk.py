@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, repeat
 from pathlib import Path
 
 from remote_agent.loader.direct import aligned_memory
 from remote_agent.loader.read_ahead import ReadAhead
-from remote_agent.loader.staged import FIRST_BYTES
+from remote_agent.loader.staged import FIRST_READ_BYTES
 
 THREADS = 128
 READ_BYTES = 8 << 20
@@ -26,17 +27,18 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 def time_raw_read(shards: Sequence[Path], is_direct: bool) -> float:
     """Return the seconds that `THREADS` threads take to read every byte, past the page cache or through it.
 
-    Each reads `READ_BYTES` at once into its part of memory in huge pages, less at first, while that is cleared. None
-    begins before all are there. Raises: OSError of the first thread that fails.
+    Reads are of `READ_BYTES`, into memory in huge pages; past the page cache the first `THREADS` are of
+    `FIRST_READ_BYTES`, while that is cleared. None begins before all threads are there. Raises: OSError of the first
+    thread that fails.
     """
     work: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
     flags = os.O_RDONLY | (os.O_DIRECT if is_direct else 0)
     descriptors = [os.open(shard, flags) for shard in shards]
-    firsts = iter(range(THREADS))
+    lengths = chain(repeat(FIRST_READ_BYTES, THREADS if is_direct else 0), repeat(READ_BYTES))
     for descriptor in descriptors:
         offset, size = 0, os.fstat(descriptor).st_size
         while offset < size:
-            length = READ_BYTES if next(firsts, None) is None else min(FIRST_BYTES, READ_BYTES)
+            length = next(lengths)
             work.put((descriptor, offset, length))
             offset += length
     errors: list[OSError] = []

@@ -1,7 +1,7 @@
 """The zygote: torch and transformers imported once, workers forked from it in milliseconds.
 
 It imports and does nothing else. A fork is made only while the process has the threads that imports alone left and
-no file of the driver's open, neither by CUDA nor by NVML; otherwise it is refused with the numbers.
+no file of the driver's open, neither by CUDA nor by NVML; otherwise it is refused, with the numbers or the file.
 Workers are forked twice, so that agentd, the child subreaper, becomes their parent.
 """
 
@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from remote_agent import caches, worker
-from remote_agent.pipeline.gpu_count import fork, gpus_counted_apart
+from remote_agent.forking import fork
+from remote_agent.pipeline.gpu_count import gpus_counted_in_child
 from remote_agent.pipeline.imports import (
     QUIET_IMPORTS,
     THREAD_VARIABLES,
@@ -40,8 +41,8 @@ from remote_agent.protocol.internal import (
 
 CHUNK_BYTES = 1 << 16
 MAX_DESCRIPTORS = 8
-DRIVER_FILES = "/dev/nvidia"
-"""How the names of the files begin that the CUDA driver opens, and NVML too."""
+DRIVER_FILE_PREFIX = "/dev/nvidia"
+"""Of what the CUDA driver opens, and NVML too."""
 
 
 def main(argv: list[str]) -> int:
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
     given = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     settle_environment(os.environ, {**QUIET_IMPORTS, **caches.NOWHERE})
     start_ns = time.monotonic_ns()
-    with gpus_counted_apart():
+    with gpus_counted_in_child():
         import_everything()
     zygote = Zygote(sock, given)
     zygote.announce(time.monotonic_ns() - start_ns)
@@ -98,7 +99,7 @@ class Zygote:
                 return ZygoteRefused(f"a fork needs 2 descriptors and came with {len(fds)}")
             wanted = [name for name in message.preimport if is_preimport_allowed(name) and name not in sys.modules]
             if wanted:
-                with gpus_counted_apart():
+                with gpus_counted_in_child():
                     import_what_exists(wanted)
                 freeze_objects()
             hazard = find_fork_hazard(self._threads)
@@ -202,6 +203,6 @@ def find_open_driver(descriptors: Path = Path("/proc/self/fd")) -> str | None:
     for entry in descriptors.iterdir():
         with contextlib.suppress(OSError):  # the one that lists them is closed by now
             opened = str(entry.readlink())
-            if opened.startswith(DRIVER_FILES):
+            if opened.startswith(DRIVER_FILE_PREFIX):
                 return f"the CUDA driver or NVML is initialised in the zygote: {opened} is open"
     return None

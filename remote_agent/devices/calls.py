@@ -37,9 +37,9 @@ class Calls:
     def initialise(self) -> None:
         """Initialise the driver in this process, by its library's own entry point first. Raises: DeviceError
 
-        In a process forked after NVML was initialised, as an attacher's may be, a driver (580) that cuda-python alone
-        initialises has no place for what a failing call tells, and the first one ends the process (SIGSEGV). With the
-        library's entry point called first that was not seen; a zygote has no NVML (decision 12).
+        In a process forked after ``nvmlInit``, as an attacher's may be, the first call that fails ends it (SIGSEGV,
+        driver 580) where cuda-python alone initialised the driver. The library's own entry point first prevents that in
+        most cases, not in all (decision 12).
         """
         if not self._is_given:
             with contextlib.suppress(OSError, AttributeError):  # no such library: the call says so

@@ -76,10 +76,11 @@ def choose_route(
     is_warm = maps_alone or (policy.path != "direct" and all(one.is_whole for one in found))
     cut = limits.cold if not is_warm else limits.mixed if maps else limits.staged
     chunks = [chunk for shard in range(len(found)) for chunk in _stretches(checkpoint, shard, found[shard], cut)]
+    from_cache = {chunk for chunk in chunks if maps_alone or (chunk.is_cached and policy.path != "direct")}
     return Route(
         cut,
-        tuple(chunk for chunk in chunks if chunk.is_cached or maps_alone),
-        tuple(chunk for chunk in chunks if not (chunk.is_cached or maps_alone)),
+        tuple(chunk for chunk in chunks if chunk in from_cache),
+        tuple(chunk for chunk in chunks if chunk not in from_cache),
         maps,
         maps_alone,
         policy.path == "direct" or (bypasses and policy.path == "auto"),

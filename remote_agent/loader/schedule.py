@@ -64,7 +64,7 @@ class SegmentQueue:
             limit = min(limit_bytes, self._cached_bytes // 2) if is_shared else limit_bytes
             for shard, chunks in self._cached.items():
                 if chunks and shard not in without and not self._stopped:
-                    taken = self._cut_front(chunks, limit, self._length)
+                    taken = self._cut_front(chunks, limit)
                     self._cached_bytes -= taken.segment.length
                     self._holds += 1
                     return taken
@@ -91,18 +91,18 @@ class SegmentQueue:
             self._holds = 0
             self._changed.notify_all()
 
-    def take(self, prefers_cached: bool, most_bytes: int | None = None) -> Chunk | None:
+    def take(self, prefers_cached: bool, max_bytes: int | None = None) -> Chunk | None:
         """Return one segment, of the kind preferred while there is any, or None once nothing can be left.
 
-        One that is not cached ends at a multiple of ``most_bytes`` too. Waits while what is held may still be given
-        back.
+        One that is not cached ends at the next multiple of ``max_bytes`` at the latest. Waits while what is held may
+        still be given back.
         """
         with self._changed:
             while not self._stopped:
                 if self._cached_bytes and (prefers_cached or not self._uncached):
                     return self._cut_back()
                 if self._uncached:
-                    return self._cut_front(self._uncached, 0, most_bytes or self._length)
+                    return self._cut_front(self._uncached, 0, max_bytes)
                 if not (self._registers and self._holds):
                     return None
                 self._changed.wait(WAIT_S)
@@ -114,16 +114,16 @@ class SegmentQueue:
             self._stopped = True
             self._changed.notify_all()
 
-    def _cut_front(self, chunks: deque[Chunk], limit_bytes: int, unit: int) -> Chunk:
+    def _cut_front(self, chunks: deque[Chunk], limit_bytes: int, max_bytes: int | None = None) -> Chunk:
         """Take from the first of ``chunks`` what a limit allows, up to a multiple of the length; one segment always,
-        which ends at a multiple of ``unit`` too.
+        which ends at the next multiple of ``max_bytes`` at the latest.
         """
         (shard, offset, length), is_cached = chunks.popleft()
         start = self._starts[shard] + offset
-        length_ends, unit_ends = (
-            max(start // one + 1, (start + limit_bytes) // one) * one for one in (self._length, unit)
-        )
-        cut = min(length_ends, unit_ends) - start
+        end = max(start // self._length + 1, (start + limit_bytes) // self._length) * self._length
+        if max_bytes is not None:
+            end = min(end, (start // max_bytes + 1) * max_bytes)
+        cut = end - start
         if cut >= length:
             return Chunk(Segment(shard, offset, length), is_cached)
         chunks.appendleft(Chunk(Segment(shard, offset + cut, length - cut), is_cached))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from remote_agent.loader.shards import OpenShards
 
 
-FIRST_BYTES = 1 << 20
+FIRST_READ_BYTES = 1 << 20
 """The most that a reader's first read into its own memory asks for: the kernel clears that memory before it, and until
 then the disk has nothing to do."""
 
@@ -121,10 +121,12 @@ class Readers:
 
     def _fill(self, prefers_cached: bool, own: memoryview | None, times: dict[str, int]) -> None:
         stop, now_ns = self._tally.stop.is_set, time.monotonic_ns
-        most_bytes = FIRST_BYTES if own is not None else None
-        while (chunk := self._queue.take(prefers_cached, most_bytes)) is not None:
-            begun, most_bytes = now_ns(), None
+        max_bytes = FIRST_READ_BYTES if own is not None else None
+        while (chunk := self._queue.take(prefers_cached, max_bytes)) is not None:
+            begun = now_ns()
             found = self._bring_in(chunk, own)
+            if found is not None or not chunk.is_cached:
+                max_bytes = None
             brought = now_ns()
             buffer = self.free.get()
             if buffer is None or stop():

@@ -1,29 +1,31 @@
-"""How many GPUs there are, for imports that ask, told to a process that is forked later without a trace in it.
+"""How many GPUs there are, for imports that ask, in a process that others are forked from.
 
 Packages ask while they are imported, and keep what follows from the answer. torch asks NVML, and a process forked after
-that can't use the driver (decision 12).
+that dies of its first CUDA call that fails (decision 12).
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import select
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import RawIOBase
+from typing import NoReturn
 
+from remote_agent.forking import fork
 from remote_agent.pipeline.imports import no_collections
 
-MAX_COUNT = 255
-
-LIMIT_S = 120
-"""A driver that hangs is waited for so long: less than agentd waits for the zygote."""
+CHARACTERS = 16
+COUNT_TIMEOUT_S = 120.0
+"""A driver may need a while for each GPU. It leaves the imports a minute of what agentd waits for a zygote."""
 
 
 @contextmanager
-def gpus_counted_apart() -> Iterator[None]:
+def gpus_counted_in_child() -> Iterator[None]:
     """While this is entered, `torch.cuda.device_count` tells what a process forked for it counted.
 
     Nothing else in torch changes, and whoever kept the function gets torch's own answer afterwards.
@@ -32,7 +34,7 @@ def gpus_counted_apart() -> Iterator[None]:
     """
     with no_collections():
         import torch
-    count, own, is_entered = _count_apart(), torch.cuda.device_count, True
+    count, own, is_entered = _count_in_child(), torch.cuda.device_count, True
 
     def device_count() -> int:
         return count if is_entered else own()
@@ -46,29 +48,30 @@ def gpus_counted_apart() -> Iterator[None]:
 
 
 @functools.cache
-def _count_apart() -> int:
-    """Return torch's count; 0 of a process that ended before it could tell."""
-    pid = fork()
-    if pid == 0:
-        code = 0
-        try:
-            import torch
-
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(LIMIT_S)
-            code = min(torch.cuda.device_count(), MAX_COUNT)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code < 0:
-        print(f"counting GPUs: signal {-code} ended it; imports are told that there is none", file=sys.stderr)
-    return max(code, 0)
+def _count_in_child() -> int:
+    """Return torch's count; 0 from a process that ends or hangs before it tells, which is said on stderr."""
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as pipe, open(writing, "wb", buffering=0) as answer:
+        pid = fork()
+        if pid == 0:
+            _tell_count(answer)
+        answer.close()
+        is_over = bool(select.select([pipe], [], [], COUNT_TIMEOUT_S)[0])
+        told = pipe.read(CHARACTERS) if is_over else b""
+    if not told:
+        os.kill(pid, signal.SIGKILL)
+        why = "ended without an answer" if is_over else f"gave no answer within {COUNT_TIMEOUT_S:g} s"
+        print(f"counting GPUs: process {pid} {why}; imports are told that there is none", file=sys.stderr)
+    os.waitpid(pid, 0 if is_over else os.WNOHANG)  # a driver that hangs may hold it for ever
+    return int(told or 0)
 
 
-def fork() -> int:
-    """Fork. Python 3.12 warns of every fork of a process with threads; the zygote counts them before."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return os.fork()
+def _tell_count(answer: RawIOBase) -> NoReturn:
+    try:
+        import torch
+
+        answer.write(str(torch.cuda.device_count()).encode())
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(0)

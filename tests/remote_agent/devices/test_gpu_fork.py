@@ -14,11 +14,11 @@ pytestmark = pytest.mark.gpu
 
 FORKED = """
 import os, sys, threading
-from remote_agent.pipeline.gpu_count import gpus_counted_apart
+from remote_agent.pipeline.gpu_count import gpus_counted_in_child
 from remote_agent.pipeline.imports import QUIET_IMPORTS, import_everything
 from remote_agent.zygote import count_threads, find_fork_hazard
 os.environ.update(QUIET_IMPORTS)
-with gpus_counted_apart():
+with gpus_counted_in_child():
     import torch
     assert torch.cuda.is_available()
     import_everything()

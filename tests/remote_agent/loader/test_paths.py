@@ -98,38 +98,50 @@ def test_bypassing_leaves_the_page_cache_as_it_was(checkpoint: Checkpoint, gpu: 
     assert measure_residency(checkpoint.shards).cached_bytes == checkpoint.bytes
 
 
+@pytest.mark.parametrize(
+    ("path", "every", "registers"), [("auto", None, True), ("auto", 2, True), ("auto", 2, False), ("direct", 1, True)]
+)
 def test_a_reader_s_first_read_past_the_cache_is_short(
-    checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, path: str, every: int | None, registers: bool
 ) -> None:
-    """Its memory has to be cleared before it; every later one is as long as a buffer, and through the cache all are."""
+    """Its memory has to be cleared before it, whatever it took from the cache until then; later ones are as long as a
+    buffer."""
     lengths: dict[str, list[int]] = {}
-    read, bring_in = DirectShards.read, ReadAhead.bring_in
-
-    def note(length: int) -> None:
-        lengths.setdefault(threading.current_thread().name, []).append(length)
+    read = DirectShards.read
 
     def read_past(shards: DirectShards, segment: Segment, view: memoryview) -> int:
-        note(segment.length)
+        lengths.setdefault(threading.current_thread().name, []).append(segment.length)
         return read(shards, segment, view)
 
-    def read_through(ahead: ReadAhead, shard: int, place: int, length: int) -> bool:
-        note(length)
+    gpu.fake_runtime.registers = registers
+    monkeypatch.setattr(staged, "FIRST_READ_BYTES", 512)
+    monkeypatch.setattr(DirectShards, "read", read_past)
+    tell(monkeypatch, lambda number: every is not None and number % every == 0)
+
+    assert verify(checkpoint, load_by(gpu, checkpoint, path, "bypass").tensors).is_equal
+
+    assert all(first <= 512 for first, *_ in lengths.values())
+    assert max(length for _, *rest in lengths.values() for length in rest) == gpu.buffer_bytes
+
+
+def test_a_reader_s_first_read_through_the_cache_is_as_long_as_a_buffer(
+    checkpoint: Checkpoint, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page cache is no memory of its own."""
+    firsts: dict[str, int] = {}
+    bring_in = ReadAhead.bring_in
+
+    def note(ahead: ReadAhead, shard: int, place: int, length: int) -> bool:
+        firsts.setdefault(threading.current_thread().name, length)
         return bring_in(ahead, shard, place, length)
 
-    monkeypatch.setattr(staged, "FIRST_BYTES", 512)
-    monkeypatch.setattr(DirectShards, "read", read_past)
-    monkeypatch.setattr(ReadAhead, "bring_in", read_through)
+    monkeypatch.setattr(staged, "FIRST_READ_BYTES", 512)
+    monkeypatch.setattr(ReadAhead, "bring_in", note)
     tell(monkeypatch, lambda number: False)
 
-    assert verify(checkpoint, load_by(gpu, checkpoint, page_cache="bypass").tensors).is_equal
-    past, lengths = lengths, {}
     assert verify(checkpoint, load_by(gpu, checkpoint, "staged").tensors).is_equal
 
-    assert len(past) > 1
-    assert all(first <= 512 for first, *_ in past.values())
-    for one in (past, lengths):
-        assert max(length for _, *rest in one.values() for length in rest) == gpu.buffer_bytes
-    assert max(first for first, *_ in lengths.values()) == gpu.buffer_bytes
+    assert max(firsts.values()) == gpu.buffer_bytes
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

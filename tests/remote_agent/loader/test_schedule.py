@@ -78,7 +78,7 @@ def test_a_read_of_a_disk_may_be_shorter() -> None:
     """It ends where it is told to, never beyond the length; what is cached is as it was."""
     queue = queue_of(stretch(1, 1), stretch(0, 3, is_cached=False))
 
-    taken = [queue.take(False, most_bytes) for most_bytes in (4, 4, None, 1000, None)]
+    taken = [queue.take(False, max_bytes) for max_bytes in (4, 4, None, 1000, None)]
 
     assert [span(one) for one in taken] == [(0, 0, 4), (0, 4, 8), (0, 8, 10), (0, 10, 20), (0, 20, 30)]
     assert span(queue.take(False, 4)) == (1, 0, 10)
@@ -127,7 +127,7 @@ def test_a_stopped_queue_gives_nothing_out() -> None:
     readers=st.integers(1, 4),
     limit=st.integers(1, 60),
     refuse_at=st.integers(0, 20),
-    most_bytes=st.none() | st.integers(1, 30),
+    max_bytes=st.none() | st.integers(1, 30),
 )
 def test_each_byte_is_taken_once_whoever_is_faster(
     sizes: list[int],
@@ -136,7 +136,7 @@ def test_each_byte_is_taken_once_whoever_is_faster(
     readers: int,
     limit: int,
     refuse_at: int,
-    most_bytes: int | None,
+    max_bytes: int | None,
 ) -> None:
     """With readers and a registering thread at once, one that gives up at any point, none is lost or doubled."""
     cached = [Chunk(Segment(shard, 0, size), True) for shard, size in enumerate(sizes) if size]
@@ -157,7 +157,7 @@ def test_each_byte_is_taken_once_whoever_is_faster(
         queue.close_runs()
 
     def fill(prefers_cached: bool) -> None:
-        while (chunk := queue.take(prefers_cached, most_bytes)) is not None:
+        while (chunk := queue.take(prefers_cached, max_bytes)) is not None:
             read.append(chunk)
 
     threads = [threading.Thread(target=fill, args=(bool(number % 2),)) for number in range(readers)]

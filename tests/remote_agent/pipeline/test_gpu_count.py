@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from remote_agent.agentd.zygotes import ZygoteTimes
 from remote_agent.pipeline import gpu_count
-from remote_agent.pipeline.gpu_count import gpus_counted_apart
+from remote_agent.pipeline.gpu_count import gpus_counted_in_child
 
 
 @pytest.fixture(autouse=True)
 def not_counted_yet() -> Iterator[None]:
     """A process counts once."""
-    gpu_count._count_apart.cache_clear()
+    gpu_count._count_in_child.cache_clear()
     yield
-    gpu_count._count_apart.cache_clear()
+    gpu_count._count_in_child.cache_clear()
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, log: Path, count: Callable[[], int]) -> Callable[[], list[int]]:
@@ -39,7 +40,7 @@ def test_another_process_counts_once_for_all(monkeypatch: pytest.MonkeyPatch, tm
     pids = counting(monkeypatch, tmp_path / "log", lambda: 3)
     own = torch.cuda.device_count
     for _ in range(2):
-        with gpus_counted_apart():
+        with gpus_counted_in_child():
             kept = torch.cuda.device_count
             assert (kept(), kept()) == (3, 3)
     asked = pids()
@@ -57,7 +58,7 @@ def test_torch_finds_a_gpu_by_that_count(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     pids = counting(monkeypatch, tmp_path / "log", lambda: 1)
-    with gpus_counted_apart():
+    with gpus_counted_in_child():
         assert torch.cuda.is_available()
 
     assert os.getpid() not in pids()
@@ -67,7 +68,7 @@ def test_torch_counts_again_where_an_import_failed(monkeypatch: pytest.MonkeyPat
     """The error of what was imported is passed on."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     own = torch.cuda.device_count
-    with pytest.raises(ImportError, match="no such package"), gpus_counted_apart():
+    with pytest.raises(ImportError, match="no such package"), gpus_counted_in_child():
         raise ImportError("no such package")
 
     assert torch.cuda.device_count is own
@@ -84,26 +85,38 @@ def fail() -> int:
     raise RuntimeError("the driver is too old")
 
 
+def leave() -> int:
+    """End as a library does that gives up."""
+    os._exit(1)
+
+
 def hang() -> int:
     """Wait as NVML does for a driver that hangs."""
     while True:
         signal.pause()
 
 
-ENDED = "counting GPUs: signal {} ended it; imports are told that there is none"
+def test_a_count_that_is_waited_for_leaves_time_for_the_imports() -> None:
+    """agentd gives up a zygote that is not ready by then."""
+    assert ZygoteTimes().ready_s - 60 >= gpu_count.COUNT_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
     ("count", "said"),
-    [(die, ENDED.format(9)), (hang, ENDED.format(14)), (fail, "the driver is too old")],
+    [
+        (die, "ended without an answer; imports are told that there is none"),
+        (hang, "gave no answer within 0.5 s; imports are told that there is none"),
+        (leave, "ended without an answer; imports are told that there is none"),
+        (fail, "the driver is too old"),
+    ],
 )
 def test_a_driver_that_breaks_counts_as_no_gpu(
     count: Callable[[], int], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The log says so, and the process that imports lives."""
     monkeypatch.setattr(torch.cuda, "device_count", count)
-    monkeypatch.setattr(gpu_count, "LIMIT_S", 1)
-    with gpus_counted_apart():
+    monkeypatch.setattr(gpu_count, "COUNT_TIMEOUT_S", 0.5)
+    with gpus_counted_in_child():
         assert torch.cuda.device_count() == 0
 
     assert said in capfd.readouterr().err
