@@ -158,7 +158,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(agent: Agent) -> None:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=DEADLINE_S)
 
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + signal.SIGTERM, errors
     assert "SIGHUP" not in errors
 
 
